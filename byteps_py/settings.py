@@ -1,0 +1,293 @@
+"""Every environment variable that byteps_py reads: one table, parsed once, at the edge.
+
+Each role has one frozen class; each field carries its :class:`Variable`, so the class *is* the table from which
+documentation is made.  :func:`read` collects all problems into one :class:`~byteps_py.errors.SettingsError`.
+Only this module and the entry points touch ``os.environ``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from byteps_py.errors import SettingsError
+from byteps_py.types import Role
+
+__all__ = [
+    "JobSettings",
+    "SchedulerSettings",
+    "ServerSettings",
+    "Variable",
+    "WorkerSettings",
+    "is_distributed",
+    "read",
+    "read_role",
+    "variables_of",
+]
+
+MAX_PARTITION_BYTES = 1 << 30
+"""Largest partition that may be set, and so the largest payload frame that a data socket accepts."""
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable.
+
+    Attributes:
+        name: as the user spells it.
+        form: what a value looks like, for error messages ("a whole number from 1 to 65535").
+        parse: text to value; raises ValueError.
+        default: text of the default for the documentation; None marks a variable that must be set.
+        meaning: one line.
+    """
+
+    name: str
+    form: str
+    parse: Callable[[str], Any]
+    default: str | None
+    meaning: str
+
+
+def _integer(low: int, high: int) -> tuple[str, Callable[[str], int]]:
+    def parse(text: str) -> int:
+        value = int(text.strip(), 10)
+        if not low <= value <= high:
+            raise ValueError(text)
+        return value
+
+    return f"a whole number from {low} to {high}", parse
+
+
+def _seconds(low: float, high: float) -> tuple[str, Callable[[str], float]]:
+    def parse(text: str) -> float:
+        value = float(text)
+        if not low <= value <= high:
+            raise ValueError(text)
+        return value
+
+    return f"a number of seconds from {low:g} to {high:g}", parse
+
+
+def _choice(*allowed: str) -> tuple[str, Callable[[str], str]]:
+    def parse(text: str) -> str:
+        value = text.strip().lower()
+        if value not in allowed:
+            raise ValueError(text)
+        return value
+
+    return "one of " + ", ".join(allowed), parse
+
+
+def _boolean() -> tuple[str, Callable[[str], bool]]:
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+    def parse(text: str) -> bool:
+        value = words.get(text.strip().lower())
+        if value is None:
+            raise ValueError(text)
+        return value
+
+    return "0 or 1", parse
+
+
+def _text(form: str) -> tuple[str, Callable[[str], str]]:
+    def parse(text: str) -> str:
+        if not text.strip():
+            raise ValueError(text)
+        return text.strip()
+
+    return form, parse
+
+
+def _variable(
+    name: str,
+    kind: tuple[str, Callable[[str], Any]],
+    meaning: str,
+    default: object = dataclasses.MISSING,
+    shown: str = "",
+) -> Any:
+    """A dataclass field that is read from ``name``; without ``default`` the variable must be set."""
+    form, parse = kind
+    required = default is dataclasses.MISSING
+    text = None if required else (shown or ("" if default is None else str(default)))
+    metadata = {"variable": Variable(name, form, parse, text, meaning)}
+    if required:
+        return field(metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSettings:
+    """What every process of a distributed job must know."""
+
+    num_worker: int = _variable("DMLC_NUM_WORKER", _integer(1, 65535), "number of worker machines")
+    num_server: int = _variable("DMLC_NUM_SERVER", _integer(0, 65535), "number of server processes")
+    root_uri: str = _variable("DMLC_PS_ROOT_URI", _text("a host name or an address"), "address of the scheduler")
+    root_port: int = _variable("DMLC_PS_ROOT_PORT", _integer(1, 65535), "port of the scheduler")
+    force_distributed: bool = _variable(
+        "BYTEPS_FORCE_DISTRIBUTED", _boolean(), "use servers even with DMLC_NUM_WORKER=1", False, "0"
+    )
+    job_id: str = _variable(
+        "BYTEPS_JOB_ID", _text("a word"), "processes of another job id are refused by the scheduler", "0"
+    )
+    start_timeout: float = _variable(
+        "BYTEPS_START_TIMEOUT", _seconds(1, 1e6), "seconds until the job must be complete", 120.0, "120"
+    )
+    lost_timeout: float = _variable(
+        "BYTEPS_LOST_TIMEOUT",
+        _seconds(2, 1e6),
+        "seconds without a sign of life after which a process counts as lost",
+        30.0,
+        "30",
+    )
+    kernels: str = _variable("BYTEPS_KERNELS", _choice("native", "reference"), "summation in C, or in NumPy", "native")
+    log_level: str = _variable(
+        "BYTEPS_LOG_LEVEL",
+        _choice("trace", "debug", "info", "warning", "error", "fatal"),
+        "least severe message that is logged to stderr",
+        "warning",
+    )
+    node_host: str | None = _variable(
+        "DMLC_NODE_HOST",
+        _text("a host name or an address"),
+        "own address that others connect to",
+        None,
+        "the one that routes to the scheduler",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerSettings(JobSettings):
+    """The scheduler's settings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings(JobSettings):
+    """A server's settings."""
+
+    engine_threads: int = _variable(
+        "BYTEPS_SERVER_ENGINE_THREAD", _integer(1, 256), "threads that sum, each with an OpenMP team of its own", 1
+    )
+    port: int = _variable("DMLC_PORT", _integer(0, 65535), "port to listen at (0: any free one)", 0)
+    omp_num_threads: int | None = _variable(
+        "OMP_NUM_THREADS", _integer(1, 1024), "threads of one OpenMP team", None, "number of cores"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings(JobSettings):
+    """A worker's settings."""
+
+    worker_id: int | None = _variable(
+        "DMLC_WORKER_ID", _integer(0, 65534), "index of this worker machine", None, "by host and process"
+    )
+    local_rank: int = _variable("BYTEPS_LOCAL_RANK", _integer(0, 65534), "index of this process on its machine", 0)
+    local_size: int = _variable("BYTEPS_LOCAL_SIZE", _integer(1, 65535), "worker processes on this machine", 1)
+    launch_id: str = _variable(
+        "BYTEPS_LAUNCH_ID", _text("a word"), "set by bpslaunch: equal for the processes it started together", ""
+    )
+    partition_bytes: int = _variable(
+        "BYTEPS_PARTITION_BYTES",
+        _integer(64, MAX_PARTITION_BYTES),
+        "largest piece of a tensor that travels in one message; must be equal on all workers",
+        4096000,
+    )
+    credit: int = _variable(
+        "BYTEPS_SCHEDULING_CREDIT",
+        _integer(0, 65535),
+        "partitions that may be on the way to one server and not yet accepted (0: the default)",
+        4,
+    )
+    omp_num_threads: int | None = _variable(
+        "OMP_NUM_THREADS", _integer(1, 1024), "threads of one OpenMP team", None, "number of cores"
+    )
+
+
+_CLASSES: dict[Role, type[JobSettings]] = {
+    Role.SCHEDULER: SchedulerSettings,
+    Role.SERVER: ServerSettings,
+    Role.WORKER: WorkerSettings,
+}
+_S = TypeVar("_S", bound=JobSettings)
+
+
+def variables_of(settings: type[JobSettings]) -> Iterator[tuple[str, Variable]]:
+    """``(field name, variable)`` of a settings class, in the order of the table."""
+    for each in dataclasses.fields(settings):
+        yield each.name, each.metadata["variable"]
+
+
+def read_role(environ: Mapping[str, str] | None = None) -> Role | None:
+    """The role in ``DMLC_ROLE`` (any case), None where it is not set.
+
+    Raises:
+        SettingsError: the word is no role.
+    """
+    text = (os.environ if environ is None else environ).get("DMLC_ROLE", "").strip()
+    if not text:
+        return None
+    try:
+        return Role(text.lower())
+    except ValueError:
+        raise SettingsError(f"DMLC_ROLE={text!r} must be one of scheduler, server, worker") from None
+
+
+def read(settings: type[_S], environ: Mapping[str, str] | None = None) -> _S:
+    """Parse the variables of one role.
+
+    Args:
+        settings: :class:`SchedulerSettings`, :class:`ServerSettings` or :class:`WorkerSettings`.
+        environ: the environment; None for that of this process. An empty value counts as not set.
+
+    Raises:
+        SettingsError: with every missing variable and every bad value, each with the form that is expected.
+    """
+    source = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    for name, variable in variables_of(settings):
+        text = source.get(variable.name, "")
+        if not text.strip():
+            if variable.default is None:
+                problems.append(f"{variable.name} is not set: {variable.meaning}; expected {variable.form}")
+            continue
+        try:
+            values[name] = variable.parse(text)
+        except ValueError:
+            problems.append(f"{variable.name}={text!r} must be {variable.form} ({variable.meaning})")
+    if not problems:
+        result = settings(**values)
+        problems.extend(_contradictions(result))
+        if not problems:
+            return result
+    raise SettingsError(problems)
+
+
+def _contradictions(settings: JobSettings) -> Iterator[str]:
+    """Problems that no single variable shows."""
+    if is_distributed(settings) and settings.num_server == 0:
+        yield (
+            f"DMLC_NUM_SERVER=0 with DMLC_NUM_WORKER={settings.num_worker}: a distributed job needs at least one server"
+        )
+    if isinstance(settings, WorkerSettings):
+        if settings.local_rank >= settings.local_size:
+            yield (f"BYTEPS_LOCAL_RANK={settings.local_rank} must be less than BYTEPS_LOCAL_SIZE={settings.local_size}")
+        if settings.worker_id is not None and settings.worker_id >= settings.num_worker:
+            yield (
+                f"DMLC_WORKER_ID={settings.worker_id} must be less than DMLC_NUM_WORKER={settings.num_worker}: "
+                "machines are counted from 0"
+            )
+
+
+def is_distributed(settings: JobSettings) -> bool:
+    """Whether the job uses a scheduler and servers at all: more than one machine or one process, or forced."""
+    several = isinstance(settings, WorkerSettings) and settings.local_size > 1
+    return settings.num_worker > 1 or settings.force_distributed or several
+
+
+def settings_class(role: Role) -> type[JobSettings]:
+    """The settings class of ``role``."""
+    return cast("type[JobSettings]", _CLASSES[role])

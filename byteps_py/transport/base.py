@@ -1,0 +1,53 @@
+"""The seam between the roles and whatever moves their bytes.
+
+An :class:`Endpoint` is one process's (or, in tests, one role's) place in the network.  It knows peers by a byte
+string: the name that this side gave when it connected, or the identity that a peer which connected to us presented.
+
+Ownership: all methods belong to one thread, except :meth:`Endpoint.wake`, which any thread may call.
+Buffers given to :meth:`Endpoint.send` must not change until the receiver has told, by the protocol above, that it
+has the message; buffers that come out of :meth:`Endpoint.receive` stay valid as long as they are referenced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+__all__ = ["Buffer", "Endpoint", "Message"]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class Message(NamedTuple):
+    """One multipart message and who sent it."""
+
+    peer: bytes
+    frames: list[memoryview]
+
+
+class Endpoint(Protocol):
+    """Sends and receives multipart messages; reconnects by itself; never blocks in :meth:`send`."""
+
+    def listen(self, address: str) -> str:
+        """Accept peers at ``address`` (``tcp://host:port``; port 0 takes a free one); returns the real address.
+
+        Raises:
+            TransportError: the address cannot be bound; the message names it and the reason.
+        """
+
+    def connect(self, peer: bytes, address: str) -> None:
+        """Open a connection that is called ``peer`` from now on. Returns at once; a peer that is not there yet is
+        tried again until :meth:`close`."""
+
+    def send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
+        """Queue one message. False if ``peer`` has never been seen or is no longer connected."""
+
+    def receive(self, timeout: float | None) -> list[Message]:
+        """Messages that have arrived, in order per peer; waits up to ``timeout`` seconds (None: for ever) for the
+        first one. Returns early, maybe with an empty list, after :meth:`wake`."""
+
+    def wake(self) -> None:
+        """Make a present or the next :meth:`receive` return. Any thread."""
+
+    def close(self) -> None:
+        """Close all sockets at once; messages not yet handed to the kernel may be lost. Idempotent."""

@@ -1,0 +1,188 @@
+"""Small frozen values that every layer speaks of."""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from byteps_py.errors import UnsupportedError
+
+__all__ = [
+    "DType",
+    "Operation",
+    "Participant",
+    "Partition",
+    "Role",
+    "ServerInfo",
+    "TensorSpec",
+    "make_key",
+    "split_key",
+]
+
+_PARTITION_BITS = 32
+
+
+class Role(str, enum.Enum):
+    """What a process does in the job; the value is the spelling used in ``DMLC_ROLE``."""
+
+    SCHEDULER = "scheduler"
+    SERVER = "server"
+    WORKER = "worker"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class DType(enum.IntEnum):
+    """Element types that can be summed.  The number is the tag on the wire and in C (``csrc/cdefs.h``)."""
+
+    FLOAT32 = 1
+    FLOAT64 = 2
+    FLOAT16 = 3
+    BFLOAT16 = 4
+    INT8 = 5
+    UINT8 = 6
+    INT32 = 7
+    INT64 = 8
+
+    @property
+    def label(self) -> str:
+        """The lower-case name, such as ``"bfloat16"``."""
+        return self.name.lower()
+
+    @property
+    def storage(self) -> np.dtype[Any]:
+        """The NumPy dtype that holds the bits: the same type, but ``uint16`` for bfloat16, which NumPy lacks."""
+        return _STORAGE[self]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return _STORAGE[self].itemsize
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether AVERAGE is a true division (else it floors)."""
+        return self in (DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16)
+
+    @classmethod
+    def from_numpy(cls, dtype: npt.DTypeLike) -> DType:
+        """The tag of a NumPy dtype; ``ml_dtypes.bfloat16`` is known by its name.
+
+        Raises:
+            UnsupportedError: for any other dtype (bool, complex, float8, uint16, big-endian ...).
+        """
+        resolved: np.dtype[Any] = np.dtype(dtype)
+        if resolved.name == "bfloat16":
+            return cls.BFLOAT16
+        found = _FROM_NUMPY.get(resolved) if resolved.isnative else None
+        if found is None:
+            known = ", ".join(each.label for each in cls)
+            raise UnsupportedError(
+                f"dtype {resolved.name!r} ({resolved.str}) cannot be pushed; supported are {known} in native byte order: "
+                "convert the array first"
+            )
+        return found
+
+
+_STORAGE: dict[DType, np.dtype[Any]] = {
+    DType.FLOAT32: np.dtype(np.float32),
+    DType.FLOAT64: np.dtype(np.float64),
+    DType.FLOAT16: np.dtype(np.float16),
+    DType.BFLOAT16: np.dtype(np.uint16),
+    DType.INT8: np.dtype(np.int8),
+    DType.UINT8: np.dtype(np.uint8),
+    DType.INT32: np.dtype(np.int32),
+    DType.INT64: np.dtype(np.int64),
+}
+_FROM_NUMPY: dict[np.dtype[Any], DType] = {
+    storage: dtype for dtype, storage in _STORAGE.items() if dtype is not DType.BFLOAT16
+}
+
+
+class Operation(enum.IntEnum):
+    """What is made of the contributions of one round."""
+
+    SUM = 1
+    AVERAGE = 2
+    BROADCAST = 3
+
+
+class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
+    """A declared tensor: its name is its identity, dtype and shape must be equal on all workers."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.count * self.dtype.itemsize
+
+    def describe(self) -> str:
+        """For messages: ``float32 (3, 4)``."""
+        return f"{self.dtype.label} {self.shape}"
+
+
+class Partition(msgspec.Struct, frozen=True, array_like=True):
+    """A contiguous run of elements of one tensor that travels in one message; ``offset`` and ``count`` in elements."""
+
+    key: int
+    offset: int
+    count: int
+    server: int
+
+
+class Participant(msgspec.Struct, frozen=True, array_like=True):
+    """One worker process as the scheduler lists it.
+
+    ``rank`` is the place in the list, ``node`` the index of its machine, ``incarnation`` a random 64-bit number
+    drawn anew by every process start.
+    """
+
+    rank: int
+    node: int
+    local_rank: int
+    local_size: int
+    host: str
+    pid: int
+    incarnation: int
+
+    def describe(self) -> str:
+        """For messages: ``worker 1 (pid 4242 on host-a)``."""
+        return f"worker {self.rank} (pid {self.pid} on {self.host})"
+
+
+class ServerInfo(msgspec.Struct, frozen=True, array_like=True):
+    """One server process as the scheduler lists it; ``address`` is where its data socket listens."""
+
+    rank: int
+    address: str
+    host: str
+    pid: int
+    incarnation: int
+
+    def describe(self) -> str:
+        """For messages: ``server 0 (pid 4242 on host-a)``."""
+        return f"server {self.rank} (pid {self.pid} on {self.host})"
+
+
+def make_key(tensor_id: int, index: int) -> int:
+    """The 64-bit key of partition ``index`` of tensor ``tensor_id`` (32 bits each)."""
+    return (tensor_id << _PARTITION_BITS) | index
+
+
+def split_key(key: int) -> tuple[int, int]:
+    """Inverse of :func:`make_key`: ``(tensor_id, index)``."""
+    return key >> _PARTITION_BITS, key & ((1 << _PARTITION_BITS) - 1)

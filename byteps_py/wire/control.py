@@ -1,0 +1,246 @@
+"""Control messages: typed msgpack, between the scheduler and everybody else.
+
+A frame is ``MAGIC``, one version byte, then one msgpack map with a ``type`` tag.  Nothing is ever unpickled, and
+whatever the bytes are, :func:`decode_control` gives a valid message or a RemoteProtocolError.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+
+from byteps_py.errors import RemoteProtocolError
+from byteps_py.types import Participant, Partition, Role, ServerInfo, TensorSpec
+from byteps_py.wire.header import PROTOCOL_VERSION
+
+__all__ = [
+    "CONTROL_MAGIC",
+    "MAX_CONTROL_BYTES",
+    "Abort",
+    "Barrier",
+    "BarrierDone",
+    "Bye",
+    "ChildEnded",
+    "Conflict",
+    "ControlMessage",
+    "Declare",
+    "Declared",
+    "Finished",
+    "Heartbeat",
+    "HeartbeatReply",
+    "Left",
+    "Placement",
+    "ProcessInfo",
+    "Refused",
+    "Register",
+    "Waiting",
+    "Welcome",
+    "decode_control",
+    "encode_control",
+]
+
+CONTROL_MAGIC: Final = b"BPSc"
+MAX_CONTROL_BYTES: Final = 64 * 1024 * 1024
+"""Longest control frame that is read; a Declare of a hundred thousand tensors stays far below."""
+
+Unsigned64 = Annotated[int, msgspec.Meta(ge=0, le=2**64 - 1)]
+Natural = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+class ProcessInfo(msgspec.Struct, frozen=True):
+    """Which process on which machine: enough to prove, on the same host, that it is gone.
+
+    Attributes:
+        host: host name for messages.
+        host_id: equal for two processes exactly if they see the same process ids (boot id and pid namespace).
+        pid: process id in that namespace.
+        started: start time of the process in clock ticks since boot, so that a reused pid is recognised.
+    """
+
+    host: Text
+    host_id: Text
+    pid: Natural
+    started: Unsigned64
+
+
+class _Message(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
+    pass
+
+
+class Register(_Message, tag="register"):
+    """A process asks to be in the job.
+
+    ``worker_id`` is None where ``DMLC_WORKER_ID`` is not set; ``launch_id`` is equal for the processes that one
+    ``bpslaunch`` started (empty otherwise).  ``address`` is where a server's data socket listens.
+    """
+
+    version: Text
+    job_id: Text
+    role: Role
+    process: ProcessInfo
+    incarnation: Unsigned64
+    num_worker: Positive
+    num_server: Natural
+    worker_id: Natural | None = None
+    local_rank: Natural = 0
+    local_size: Positive = 1
+    launch_id: Text = ""
+    address: Text = ""
+    partition_bytes: Natural = 0
+
+
+class Refused(_Message, tag="refused"):
+    """The answer to a Register that cannot be granted."""
+
+    reason: Text
+
+
+class Waiting(_Message, tag="waiting"):
+    """Sent every few seconds before the job is complete: who is missing."""
+
+    text: Text
+
+
+class Welcome(_Message, tag="welcome"):
+    """The job is complete: who is in it, and which of them you are.
+
+    ``job`` is the nonce that every data header must carry, ``rank`` the receiver's within its role.
+    """
+
+    job: Unsigned64
+    epoch: Natural
+    rank: Natural
+    participants: tuple[Participant, ...]
+    servers: tuple[ServerInfo, ...]
+
+
+class Declare(_Message, tag="declare"):
+    """A worker names tensors; ``request`` is echoed in the answer. Repeating it is harmless."""
+
+    request: Natural
+    tensors: tuple[TensorSpec, ...]
+
+
+class Placement(msgspec.Struct, frozen=True, array_like=True):
+    """Id and partitions of one declared tensor."""
+
+    name: str
+    tensor_id: Natural
+    partitions: tuple[Partition, ...]
+
+
+class Declared(_Message, tag="declared"):
+    """Placements of the tensors of one Declare, in its order, without those in conflict."""
+
+    request: Natural
+    placements: tuple[Placement, ...]
+
+
+class Conflict(_Message, tag="conflict"):
+    """Workers declared one name differently; sent to every worker. ``text`` names both sides with their values."""
+
+    name: Text
+    text: Text
+
+
+class Barrier(_Message, tag="barrier"):
+    """A worker reached its ``number``-th barrier (from 1). Repeating it is harmless."""
+
+    number: Positive
+
+
+class BarrierDone(_Message, tag="barrier-done"):
+    """All participants reached barrier ``number``."""
+
+    number: Positive
+
+
+class Heartbeat(_Message, tag="heartbeat"):
+    """A sign of life to the scheduler."""
+
+
+class HeartbeatReply(_Message, tag="heartbeat-reply"):
+    """The scheduler's sign of life."""
+
+
+class Bye(_Message, tag="bye"):
+    """A worker leaves in order. Repeating it is harmless."""
+
+
+class Left(_Message, tag="left"):
+    """Worker ``rank`` left in order; no round that lacks its contribution can complete any more."""
+
+    rank: Natural
+
+
+class ChildEnded(_Message, tag="child-ended"):
+    """A launcher reaped a process of this job: the proof that it is gone. ``status`` is -N for signal N."""
+
+    job_id: Text
+    process: ProcessInfo
+    status: int
+
+
+class Abort(_Message, tag="abort"):
+    """The job is over before its time; ``reason`` names the cause. Sent to everyone by the scheduler."""
+
+    reason: Text
+
+
+class Finished(_Message, tag="finished"):
+    """Every participant said goodbye: servers exit with status 0."""
+
+
+ControlMessage: TypeAlias = (
+    Register
+    | Refused
+    | Waiting
+    | Welcome
+    | Declare
+    | Declared
+    | Conflict
+    | Barrier
+    | BarrierDone
+    | Heartbeat
+    | HeartbeatReply
+    | Bye
+    | Left
+    | ChildEnded
+    | Abort
+    | Finished
+)
+
+_PREFIX: Final = CONTROL_MAGIC + bytes([PROTOCOL_VERSION])
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(ControlMessage)
+
+
+def encode_control(message: ControlMessage) -> bytes:
+    """The frame of ``message``."""
+    return _PREFIX + _encoder.encode(message)
+
+
+def decode_control(frame: bytes | bytearray | memoryview) -> ControlMessage:
+    """Parse one control frame.
+
+    Raises:
+        RemoteProtocolError: for anything that is not a control message of this protocol version.
+    """
+    view = memoryview(frame)
+    if len(view) > MAX_CONTROL_BYTES:
+        raise RemoteProtocolError(f"a control frame of {len(view)} bytes is longer than {MAX_CONTROL_BYTES}")
+    if bytes(view[:4]) != CONTROL_MAGIC:
+        raise RemoteProtocolError(f"not a byteps_py control message: it starts with {bytes(view[:4])!r}")
+    if len(view) < len(_PREFIX) or view[4] != PROTOCOL_VERSION:
+        theirs = view[4] if len(view) > 4 else "none"
+        raise RemoteProtocolError(
+            f"the peer speaks protocol version {theirs}, this process {PROTOCOL_VERSION}: "
+            "install the same byteps_py everywhere"
+        )
+    try:
+        return _decoder.decode(view[len(_PREFIX) :])
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"a control message is malformed: {error}") from error
