@@ -11,7 +11,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from byteps_py.errors import SettingsError
 from byteps_py.types import Role
@@ -25,6 +25,7 @@ __all__ = [
     "is_distributed",
     "read",
     "read_role",
+    "settings_class",
     "variables_of",
 ]
 
@@ -290,4 +291,4 @@ def is_distributed(settings: JobSettings) -> bool:
 
 def settings_class(role: Role) -> type[JobSettings]:
     """The settings class of ``role``."""
-    return cast("type[JobSettings]", _CLASSES[role])
+    return _CLASSES[role]

@@ -84,8 +84,8 @@ class DType(enum.IntEnum):
         if found is None:
             known = ", ".join(each.label for each in cls)
             raise UnsupportedError(
-                f"dtype {resolved.name!r} ({resolved.str}) cannot be pushed; supported are {known} in native byte order: "
-                "convert the array first"
+                f"dtype {resolved.name!r} ({resolved.str}) cannot be pushed; supported are {known} in native "
+                "byte order: convert the array first"
             )
         return found
 

@@ -70,7 +70,7 @@ class _Message(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fie
     pass
 
 
-class Register(_Message, tag="register"):
+class Register(_Message, frozen=True, tag="register"):
     """A process asks to be in the job.
 
     ``worker_id`` is None where ``DMLC_WORKER_ID`` is not set; ``launch_id`` is equal for the processes that one
@@ -92,19 +92,19 @@ class Register(_Message, tag="register"):
     partition_bytes: Natural = 0
 
 
-class Refused(_Message, tag="refused"):
+class Refused(_Message, frozen=True, tag="refused"):
     """The answer to a Register that cannot be granted."""
 
     reason: Text
 
 
-class Waiting(_Message, tag="waiting"):
+class Waiting(_Message, frozen=True, tag="waiting"):
     """Sent every few seconds before the job is complete: who is missing."""
 
     text: Text
 
 
-class Welcome(_Message, tag="welcome"):
+class Welcome(_Message, frozen=True, tag="welcome"):
     """The job is complete: who is in it, and which of them you are.
 
     ``job`` is the nonce that every data header must carry, ``rank`` the receiver's within its role.
@@ -117,7 +117,7 @@ class Welcome(_Message, tag="welcome"):
     servers: tuple[ServerInfo, ...]
 
 
-class Declare(_Message, tag="declare"):
+class Declare(_Message, frozen=True, tag="declare"):
     """A worker names tensors; ``request`` is echoed in the answer. Repeating it is harmless."""
 
     request: Natural
@@ -132,51 +132,51 @@ class Placement(msgspec.Struct, frozen=True, array_like=True):
     partitions: tuple[Partition, ...]
 
 
-class Declared(_Message, tag="declared"):
+class Declared(_Message, frozen=True, tag="declared"):
     """Placements of the tensors of one Declare, in its order, without those in conflict."""
 
     request: Natural
     placements: tuple[Placement, ...]
 
 
-class Conflict(_Message, tag="conflict"):
+class Conflict(_Message, frozen=True, tag="conflict"):
     """Workers declared one name differently; sent to every worker. ``text`` names both sides with their values."""
 
     name: Text
     text: Text
 
 
-class Barrier(_Message, tag="barrier"):
+class Barrier(_Message, frozen=True, tag="barrier"):
     """A worker reached its ``number``-th barrier (from 1). Repeating it is harmless."""
 
     number: Positive
 
 
-class BarrierDone(_Message, tag="barrier-done"):
+class BarrierDone(_Message, frozen=True, tag="barrier-done"):
     """All participants reached barrier ``number``."""
 
     number: Positive
 
 
-class Heartbeat(_Message, tag="heartbeat"):
+class Heartbeat(_Message, frozen=True, tag="heartbeat"):
     """A sign of life to the scheduler."""
 
 
-class HeartbeatReply(_Message, tag="heartbeat-reply"):
+class HeartbeatReply(_Message, frozen=True, tag="heartbeat-reply"):
     """The scheduler's sign of life."""
 
 
-class Bye(_Message, tag="bye"):
+class Bye(_Message, frozen=True, tag="bye"):
     """A worker leaves in order. Repeating it is harmless."""
 
 
-class Left(_Message, tag="left"):
+class Left(_Message, frozen=True, tag="left"):
     """Worker ``rank`` left in order; no round that lacks its contribution can complete any more."""
 
     rank: Natural
 
 
-class ChildEnded(_Message, tag="child-ended"):
+class ChildEnded(_Message, frozen=True, tag="child-ended"):
     """A launcher reaped a process of this job: the proof that it is gone. ``status`` is -N for signal N."""
 
     job_id: Text
@@ -184,13 +184,13 @@ class ChildEnded(_Message, tag="child-ended"):
     status: int
 
 
-class Abort(_Message, tag="abort"):
+class Abort(_Message, frozen=True, tag="abort"):
     """The job is over before its time; ``reason`` names the cause. Sent to everyone by the scheduler."""
 
     reason: Text
 
 
-class Finished(_Message, tag="finished"):
+class Finished(_Message, frozen=True, tag="finished"):
     """Every participant said goodbye: servers exit with status 0."""
 
 
