@@ -28,6 +28,10 @@ class Message(NamedTuple):
 class Endpoint(Protocol):
     """Sends and receives multipart messages; reconnects by itself; never blocks in :meth:`send`."""
 
+    @property
+    def receives_owned_memory(self) -> bool:
+        """Whether buffers out of :meth:`receive` belong to this process alone, so that it may write to them."""
+
     def listen(self, address: str) -> str:
         """Accept peers at ``address`` (``tcp://host:port``; port 0 takes a free one); returns the real address.
 

@@ -1,0 +1,224 @@
+"""TCP transport over pyzmq: one ROUTER for peers that connect to us, one DEALER for each peer we connect to.
+
+Settings that matter, and why:
+
+* ``ROUTER_MANDATORY``: a ROUTER otherwise drops messages for unknown peers without a word.
+* ``ROUTER_HANDOVER``: a peer that reconnects with the same identity is otherwise never served again.
+* No high-water mark: the byte window of ``core/pipeline.py`` bounds what is queued; a mark here would block or drop.
+* ``LINGER`` 0: what must arrive is acknowledged by the protocol above; the rest must not delay an exit.
+* ``MAXMSGSIZE``: libzmq allocates what a frame announces, so the announcement is bounded.
+* The context is made by the endpoint, so after any fork of the process that uses it.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+import zmq
+
+from byteps_py.errors import TransportError
+from byteps_py.transport.base import Buffer, Message
+
+__all__ = ["ZmqEndpoint"]
+
+_log = logging.getLogger("byteps_py.transport")
+
+_BATCH: Final = 64
+"""Messages taken from one socket before the others get their turn."""
+_RECONNECT_MS: Final = 100
+_RECONNECT_MAX_MS: Final = 1000
+
+
+class ZmqEndpoint:
+    """An :class:`~byteps_py.transport.base.Endpoint` over TCP.
+
+    Args:
+        identity: how this process presents itself to the peers it connects to; unique in the job, 1 to 255 bytes,
+            not starting with a zero byte.
+        max_message_bytes: a peer that announces a longer frame is disconnected.
+    """
+
+    receives_owned_memory: Final = True
+    """Buffers that come out of :meth:`receive` belong to this process alone and may be written to."""
+
+    def __init__(self, identity: bytes, max_message_bytes: int = 1 << 30) -> None:
+        self._identity = identity
+        self._max_message_bytes = max_message_bytes
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._router: zmq.Socket[bytes] | None = None
+        self._dealers: dict[bytes, zmq.Socket[bytes]] = {}
+        self._names: dict[zmq.Socket[bytes], bytes] = {}
+        self._poller = zmq.Poller()
+        self._wake_lock = threading.Lock()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller.register(self._wake_fd, zmq.POLLIN)
+
+    def listen(self, address: str) -> str:
+        """See :meth:`byteps_py.transport.base.Endpoint.listen`; names are resolved.
+
+        An address that is not one of this machine (NAT, containers) is replaced by the wildcard, with a log line.
+        """
+        host, port = _split(address)
+        router = self._open(zmq.ROUTER)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        try:
+            bound = _bind(router, host, port)
+        except TransportError:
+            router.close(0)
+            raise
+        self._router = router
+        self._poller.register(router, zmq.POLLIN)
+        return bound
+
+    def connect(self, peer: bytes, address: str) -> None:
+        """See :meth:`byteps_py.transport.base.Endpoint.connect`.
+
+        Raises:
+            TransportError: the address cannot be parsed, or the name in it cannot be resolved.
+        """
+        if peer in self._dealers:
+            raise TransportError(f"peer {peer!r} is connected already")
+        host, port = _split(address)
+        target = f"tcp://{_bracketed(_resolve(host, port)[0])}:{port}"
+        dealer = self._open(zmq.DEALER)
+        dealer.setsockopt(zmq.ROUTING_ID, self._identity)
+        dealer.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+        try:
+            dealer.connect(target)
+        except zmq.ZMQError as error:
+            dealer.close(0)
+            raise TransportError(f"cannot connect to {address}: {error}") from error
+        self._dealers[peer] = dealer
+        self._names[dealer] = peer
+        self._poller.register(dealer, zmq.POLLIN)
+
+    def send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
+        """See :meth:`byteps_py.transport.base.Endpoint.send`. Frames under 64 KiB are copied, larger ones are lent."""
+        dealer = self._dealers.get(peer)
+        try:
+            if dealer is not None:
+                dealer.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            elif self._router is not None:
+                self._router.send_multipart([peer, *frames], zmq.NOBLOCK, copy=False)
+            else:
+                return False
+        except zmq.ZMQError as error:
+            if error.errno in (errno.EHOSTUNREACH, errno.EAGAIN):
+                return False
+            raise TransportError(f"cannot send to {peer!r}: {error}") from error
+        return True
+
+    def receive(self, timeout: float | None) -> list[Message]:
+        """See :meth:`byteps_py.transport.base.Endpoint.receive`."""
+        milliseconds = None if timeout is None else max(0, -int(-timeout * 1000 // 1))
+        messages: list[Message] = []
+        for source, _ in self._poller.poll(milliseconds):
+            if source == self._wake_fd:
+                os.eventfd_read(self._wake_fd)
+            else:
+                self._drain(source, messages)
+        return messages
+
+    def wake(self) -> None:
+        """See :meth:`byteps_py.transport.base.Endpoint.wake`."""
+        with self._wake_lock:  # a closed descriptor's number may already be somebody else's
+            if self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
+
+    def close(self) -> None:
+        """See :meth:`byteps_py.transport.base.Endpoint.close`."""
+        if self._wake_fd < 0:
+            return
+        for each in (*self._dealers.values(), self._router):
+            if each is not None:
+                each.close(0)
+        self._context.term()
+        with self._wake_lock:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
+
+    def _open(self, kind: int) -> zmq.Socket[bytes]:
+        try:
+            opened = self._context.socket(kind)
+        except zmq.ZMQError as error:
+            raise TransportError(f"cannot open a socket: {error}; `ulimit -n` may be too low") from error
+        opened.setsockopt(zmq.LINGER, 0)
+        opened.setsockopt(zmq.SNDHWM, 0)
+        opened.setsockopt(zmq.RCVHWM, 0)
+        opened.setsockopt(zmq.IPV6, 1)
+        opened.setsockopt(zmq.MAXMSGSIZE, self._max_message_bytes)
+        return opened
+
+    def _drain(self, source: zmq.Socket[bytes], messages: list[Message]) -> None:
+        """Take what is there, at most a batch. Headers are small and copied; payloads are taken over as they are."""
+        peer = self._names.get(source)
+        for _ in range(_BATCH):
+            try:
+                first = source.recv(zmq.NOBLOCK)
+                sender = first if peer is None else peer
+                frames = [] if peer is None else [memoryview(first)]
+                while source.getsockopt(zmq.RCVMORE):
+                    if frames:
+                        frames.append(source.recv(zmq.NOBLOCK, copy=False).buffer)
+                    else:
+                        frames.append(memoryview(source.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                return
+            messages.append(Message(sender, frames))
+
+
+def _split(address: str) -> tuple[str, int]:
+    """``tcp://host:port`` (or ``tcp://[v6]:port``) to host and port."""
+    scheme, separator, rest = address.partition("://")
+    host, colon, port = rest.rpartition(":")
+    if scheme != "tcp" or not separator or not colon or not port.isdigit():
+        raise TransportError(f"address {address!r} is not of the form tcp://host:port")
+    return host.strip("[]"), int(port)
+
+
+def _resolve(host: str, port: int) -> list[str]:
+    """Numeric addresses of ``host``."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise TransportError(
+            f"the host name {host!r} cannot be resolved ({error}): check the spelling, or use an address"
+        ) from error
+    return list(dict.fromkeys(str(each[4][0]) for each in found))
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _bind(router: zmq.Socket[bytes], host: str, port: int) -> str:
+    """Bind to the first address of ``host`` that is local, else to the wildcard."""
+    wanted = ["*"] if host == "*" else [_bracketed(each) for each in _resolve(host, port)]
+    for each in wanted:
+        try:
+            router.bind(f"tcp://{each}:{port or '*'}")
+        except zmq.ZMQError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise TransportError(
+                    f"port {port} on {each} is in use by another process (a stale job?): end it or choose another port"
+                ) from error
+            if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
+                continue
+            raise TransportError(f"cannot listen at {each}:{port}: {error}") from error
+        return _bound(router)
+    _log.info("%s is not an address of this machine (NAT or a container?): listening on all addresses", host)
+    return _bind(router, "*", port)
+
+
+def _bound(router: zmq.Socket[bytes]) -> str:
+    endpoint = router.getsockopt(zmq.LAST_ENDPOINT)
+    text = endpoint.decode() if isinstance(endpoint, bytes) else str(endpoint)
+    return text.rstrip("\0")
