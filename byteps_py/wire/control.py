@@ -44,7 +44,8 @@ CONTROL_MAGIC: Final = b"BPSc"
 MAX_CONTROL_BYTES: Final = 64 * 1024 * 1024
 """Longest control frame that is read; a Declare of a hundred thousand tensors stays far below."""
 
-Unsigned64 = Annotated[int, msgspec.Meta(ge=0, le=2**64 - 1)]
+Unsigned64 = Annotated[int, msgspec.Meta(ge=0)]
+"""msgpack itself ends at 2**64 - 1, and msgspec takes no bound above int64."""
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
@@ -163,7 +164,9 @@ class Heartbeat(_Message, frozen=True, tag="heartbeat"):
 
 
 class HeartbeatReply(_Message, frozen=True, tag="heartbeat-reply"):
-    """The scheduler's sign of life."""
+    """The scheduler's sign of life, with what a member on the same host needs to prove that it is gone."""
+
+    scheduler: ProcessInfo
 
 
 class Bye(_Message, frozen=True, tag="bye"):
