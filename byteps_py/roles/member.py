@@ -1,0 +1,136 @@
+"""The control connection of a server or a worker: registration, heartbeats, and proof that the scheduler lives.
+
+One :class:`SchedulerLink` belongs to the thread that owns the endpoint.  It turns a job that was refused or aborted
+into an exception, so that its owner has one place where everything ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from byteps_py.errors import JobAborted, JobRefused, RemoteProtocolError, TransportTimeout
+from byteps_py.roles.process import is_proven_gone
+from byteps_py.settings import JobSettings
+from byteps_py.transport.base import Endpoint
+from byteps_py.wire.control import (
+    Abort,
+    ControlMessage,
+    Heartbeat,
+    HeartbeatReply,
+    ProcessInfo,
+    Refused,
+    Register,
+    Waiting,
+    Welcome,
+    decode_control,
+    encode_control,
+)
+
+__all__ = ["HEARTBEAT_INTERVAL", "SCHEDULER", "SchedulerLink"]
+
+SCHEDULER: Final = b"scheduler"
+HEARTBEAT_INTERVAL: Final = 1.0
+"""Seconds between two signs of life."""
+_REPORT_INTERVAL: Final = 10.0
+_REGISTER_INTERVAL: Final = 5.0
+
+
+class SchedulerLink:
+    """What a member knows of its scheduler. Not thread-safe.
+
+    Args:
+        endpoint: carries the connection; the peer is called :data:`SCHEDULER`.
+        settings: where the scheduler is, and the deadlines.
+        register: what this process says of itself.
+        log: the role's logger.
+        now: seconds of a monotonic clock, as in all methods.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, settings: JobSettings, register: Register, log: logging.Logger, now: float
+    ) -> None:
+        self._endpoint = endpoint
+        self._settings = settings
+        self._register = register
+        self._log = log
+        self._address = f"{settings.root_uri}:{settings.root_port}"
+        self._started = self._report_due = now
+        self._report_due += _REPORT_INTERVAL
+        self._register_due = self._heartbeat_due = now
+        self._last_heard: float | None = None
+        self._scheduler: ProcessInfo | None = None
+        self._welcomed = False
+        host = f"[{settings.root_uri}]" if ":" in settings.root_uri else settings.root_uri
+        endpoint.connect(SCHEDULER, f"tcp://{host}:{settings.root_port}")
+        self.tick(now)
+
+    def send(self, message: ControlMessage) -> None:
+        """Queue a message to the scheduler."""
+        self._endpoint.send(SCHEDULER, [encode_control(message)])
+
+    def receive(self, now: float, frames: Sequence[memoryview]) -> ControlMessage | None:
+        """Take a message of the scheduler; returns it if it is for the role, None if it was dealt with here.
+
+        Raises:
+            JobRefused, JobAborted: the scheduler said so.
+            RemoteProtocolError: the frames are no control message.
+        """
+        if len(frames) != 1:
+            raise RemoteProtocolError(f"a control message has one frame, this one has {len(frames)}")
+        message = decode_control(frames[0])
+        self._last_heard = now
+        if isinstance(message, Refused):
+            raise JobRefused(f"the scheduler at {self._address} refused this process: {message.reason}")
+        if isinstance(message, Abort):
+            raise JobAborted(message.reason)
+        if isinstance(message, HeartbeatReply):
+            self._scheduler = message.scheduler
+        elif isinstance(message, Waiting):
+            self._log.warning("%s", message.text)
+        else:
+            self._welcomed = self._welcomed or isinstance(message, Welcome)
+            return message
+        return None
+
+    def tick(self, now: float) -> float:
+        """Send what is due and check the deadlines; returns the seconds until the next call is due.
+
+        Raises:
+            TransportTimeout: the scheduler never answered within ``BYTEPS_START_TIMEOUT``.
+            JobAborted: the scheduler is gone, or silent for ``BYTEPS_LOST_TIMEOUT``.
+        """
+        if not self._welcomed and now >= self._register_due:
+            self._register_due = now + _REGISTER_INTERVAL
+            self.send(self._register)
+        if now >= self._heartbeat_due:
+            self._heartbeat_due = now + HEARTBEAT_INTERVAL
+            self.send(Heartbeat())
+            self._check_scheduler(now)
+        return self._heartbeat_due - now
+
+    def _check_scheduler(self, now: float) -> None:
+        if self._last_heard is None:
+            self._check_start(now)
+            return
+        if self._scheduler is not None:
+            gone = is_proven_gone(self._scheduler, self._register.process)
+            if gone is not None:
+                raise JobAborted(f"the scheduler at {self._address} was lost: {gone}")
+        if now - self._last_heard > self._settings.lost_timeout:
+            raise JobAborted(
+                f"the scheduler at {self._address} was lost: no sign of life for {now - self._last_heard:.0f} s "
+                "(BYTEPS_LOST_TIMEOUT)"
+            )
+
+    def _check_start(self, now: float) -> None:
+        waited = now - self._started
+        if waited > self._settings.start_timeout:
+            raise TransportTimeout(
+                f"no scheduler answered at {self._address} within {waited:.0f} s (BYTEPS_START_TIMEOUT): check that it "
+                "runs, that DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT are the same everywhere, and the firewall"
+            )
+        if now >= self._report_due:
+            self._report_due = now + _REPORT_INTERVAL
+            self._log.warning("waiting %.0f s for the scheduler at %s", waited, self._address)
