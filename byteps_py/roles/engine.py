@@ -33,16 +33,12 @@ class Engine:
         kernels: the summation kernels.
         threads: number of engine threads, at least 1.
         team: OpenMP threads of each.
-        in_place: the sources' memory belongs to this process, so that the first may take the result.
         wake: called, from an engine thread, when a result is there to be collected.
     """
 
-    def __init__(
-        self, kernels: Kernels, threads: int, team: int, *, in_place: bool, wake: Callable[[], None]
-    ) -> None:
+    def __init__(self, kernels: Kernels, threads: int, team: int, *, in_place: bool, wake: Callable[[], None]) -> None:
         self._kernels = kernels
         self._team = team
-        self._in_place = in_place
         self._wake = wake
         self._waiting: queue.SimpleQueue[Sum | None] = queue.SimpleQueue()
         self._finished: deque[Summed | BaseException] = deque()
@@ -89,14 +85,19 @@ class Engine:
             self._wake()
 
     def _sum(self, action: Sum, team: int) -> Summed:
+        if action.count == 0:
+            return action.key, action.round, memoryview(b"")
         out = self._output(action)
-        self._kernels.sum_groups(
-            out, action.sources, action.groups, action.dtype, action.count, action.divisor, team
-        )
+        self._kernels.sum_groups(out, action.sources, action.groups, action.dtype, action.count, action.divisor, team)
         return action.key, action.round, memoryview(out).cast("B")
 
     def _output(self, action: Sum) -> Buffer:
+        """Where the result goes: over the first source, a received frame that is this process's own.
+
+        The kernels finish a block of all sources before they write it, so this is right for every dtype, and it
+        saves one stream through memory.
+        """
         first = action.sources[0]
-        if self._in_place and isinstance(first, memoryview) and not first.readonly:
+        if isinstance(first, memoryview) and not first.readonly:
             return first
-        return memoryview(np.empty(action.count * action.dtype.itemsize, dtype=np.uint8)).cast("B")
+        return memoryview(np.empty(action.count * action.dtype.itemsize, dtype=np.uint8))

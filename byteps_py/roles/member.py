@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from byteps_py.errors import JobAborted, JobRefused, RemoteProtocolError, TransportTimeout
 from byteps_py.roles.process import is_proven_gone
 from byteps_py.settings import JobSettings
-from byteps_py.transport.base import Endpoint
+from byteps_py.transport.base import Endpoint, tcp_address
 from byteps_py.wire.control import (
     Abort,
     ControlMessage,
@@ -28,7 +29,7 @@ from byteps_py.wire.control import (
     encode_control,
 )
 
-__all__ = ["HEARTBEAT_INTERVAL", "SCHEDULER", "SchedulerLink"]
+__all__ = ["HEARTBEAT_INTERVAL", "SCHEDULER", "SchedulerLink", "package_version", "worker_identity"]
 
 SCHEDULER: Final = b"scheduler"
 HEARTBEAT_INTERVAL: Final = 1.0
@@ -62,8 +63,7 @@ class SchedulerLink:
         self._last_heard: float | None = None
         self._scheduler: ProcessInfo | None = None
         self._welcomed = False
-        host = f"[{settings.root_uri}]" if ":" in settings.root_uri else settings.root_uri
-        endpoint.connect(SCHEDULER, f"tcp://{host}:{settings.root_port}")
+        endpoint.connect(SCHEDULER, tcp_address(settings.root_uri, settings.root_port))
         self.tick(now)
 
     def send(self, message: ControlMessage) -> None:
@@ -134,3 +134,16 @@ class SchedulerLink:
         if now >= self._report_due:
             self._report_due = now + _REPORT_INTERVAL
             self._log.warning("waiting %.0f s for the scheduler at %s", waited, self._address)
+
+
+def package_version() -> str:
+    """The version of the installed distribution; "unknown" in a source tree that was never installed."""
+    try:
+        return version("byteps_py")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def worker_identity(incarnation: int) -> bytes:
+    """The identity under which a worker process connects to scheduler and servers."""
+    return b"worker-%016x" % incarnation

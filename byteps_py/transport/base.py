@@ -5,7 +5,8 @@ string: the name that this side gave when it connected, or the identity that a p
 
 Ownership: all methods belong to one thread, except :meth:`Endpoint.wake`, which any thread may call.
 Buffers given to :meth:`Endpoint.send` must not change until the receiver has told, by the protocol above, that it
-has the message; buffers that come out of :meth:`Endpoint.receive` stay valid as long as they are referenced.
+has the message; payloads that come out of :meth:`Endpoint.receive` belong to the receiver alone: it may write to them, and they stay
+valid as long as they are referenced.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-__all__ = ["Buffer", "Endpoint", "Message"]
+__all__ = ["Buffer", "Endpoint", "Message", "tcp_address"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -27,10 +28,6 @@ class Message(NamedTuple):
 
 class Endpoint(Protocol):
     """Sends and receives multipart messages; reconnects by itself; never blocks in :meth:`send`."""
-
-    @property
-    def receives_owned_memory(self) -> bool:
-        """Whether buffers out of :meth:`receive` belong to this process alone, so that it may write to them."""
 
     def listen(self, address: str) -> str:
         """Accept peers at ``address`` (``tcp://host:port``; port 0 takes a free one); returns the real address.
@@ -55,3 +52,8 @@ class Endpoint(Protocol):
 
     def close(self) -> None:
         """Close all sockets at once; messages not yet handed to the kernel may be lost. Idempotent."""
+
+
+def tcp_address(host: str, port: int | str) -> str:
+    """``tcp://host:port``, with the brackets that an IPv6 address needs."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"

@@ -1,4 +1,4 @@
-"""A network inside one process, for tests: threads (or one thread, step by step) exchange messages by reference.
+"""A network inside one process, for tests: threads (or one thread, step by step) exchange messages.
 
 Messages are delivered at once and in order.  ``network.deliver`` may be replaced to lose, repeat or hold messages.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
 
 from byteps_py.errors import TransportError
 from byteps_py.transport.base import Buffer, Message
@@ -48,9 +47,6 @@ class LoopbackNetwork:
 class LoopbackEndpoint:
     """An :class:`~byteps_py.transport.base.Endpoint` of a :class:`LoopbackNetwork`."""
 
-    receives_owned_memory: Final = False
-    """What comes out of :meth:`receive` is the sender's own memory."""
-
     def __init__(self, network: LoopbackNetwork, identity: bytes) -> None:
         self._network = network
         self._identity = identity
@@ -78,7 +74,7 @@ class LoopbackEndpoint:
 
     def send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
         """See :meth:`byteps_py.transport.base.Endpoint.send`."""
-        views = [memoryview(each).cast("B") for each in frames]
+        views = [memoryview(bytearray(each)) for each in frames]
         with self._network.lock:
             if peer in self._targets:
                 self._unsent[peer].append(views)

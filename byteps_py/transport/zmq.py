@@ -23,9 +23,9 @@ from typing import Final
 import zmq
 
 from byteps_py.errors import TransportError
-from byteps_py.transport.base import Buffer, Message
+from byteps_py.transport.base import Buffer, Message, tcp_address
 
-__all__ = ["ZmqEndpoint"]
+__all__ = ["ZmqEndpoint", "address_towards"]
 
 _log = logging.getLogger("byteps_py.transport")
 
@@ -43,9 +43,6 @@ class ZmqEndpoint:
             not starting with a zero byte.
         max_message_bytes: a peer that announces a longer frame is disconnected.
     """
-
-    receives_owned_memory: Final = True
-    """Buffers that come out of :meth:`receive` belong to this process alone and may be written to."""
 
     def __init__(self, identity: bytes, max_message_bytes: int = 1 << 30) -> None:
         self._identity = identity
@@ -86,7 +83,7 @@ class ZmqEndpoint:
         if peer in self._dealers:
             raise TransportError(f"peer {peer!r} is connected already")
         host, port = _split(address)
-        target = f"tcp://{_bracketed(_resolve(host, port)[0])}:{port}"
+        target = tcp_address(_resolve(host, port)[0], port)
         dealer = self._open(zmq.DEALER)
         dealer.setsockopt(zmq.ROUTING_ID, self._identity)
         dealer.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
@@ -195,16 +192,12 @@ def _resolve(host: str, port: int) -> list[str]:
     return list(dict.fromkeys(str(each[4][0]) for each in found))
 
 
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
 def _bind(router: zmq.Socket[bytes], host: str, port: int) -> str:
     """Bind to the first address of ``host`` that is local, else to the wildcard."""
-    wanted = ["*"] if host == "*" else [_bracketed(each) for each in _resolve(host, port)]
+    wanted = ["*"] if host == "*" else _resolve(host, port)
     for each in wanted:
         try:
-            router.bind(f"tcp://{each}:{port or '*'}")
+            router.bind(tcp_address(each, port or "*"))
         except zmq.ZMQError as error:
             if error.errno == errno.EADDRINUSE:
                 raise TransportError(
@@ -222,3 +215,22 @@ def _bound(router: zmq.Socket[bytes]) -> str:
     endpoint = router.getsockopt(zmq.LAST_ENDPOINT)
     text = endpoint.decode() if isinstance(endpoint, bytes) else str(endpoint)
     return text.rstrip("\0")
+
+
+def address_towards(host: str, port: int) -> str:
+    """The own numeric address from which ``host`` is reached: what others of the same network can connect to.
+
+    No packet is sent. Falls back to the loopback address where there is no route.
+
+    Raises:
+        TransportError: ``host`` cannot be resolved.
+    """
+    for target in _resolve(host, port):
+        family = socket.AF_INET6 if ":" in target else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((target, port))
+            except OSError:
+                continue
+            return str(probe.getsockname()[0])
+    return "127.0.0.1"

@@ -17,7 +17,18 @@ import msgspec
 from byteps_py.errors import LocalProtocolError, RemoteProtocolError
 from byteps_py.types import DType, Operation
 
-__all__ = ["ACCEPT_ENTRY", "HEADER_SIZE", "MAGIC", "PROTOCOL_VERSION", "Flag", "Header", "Opcode", "decode", "encode"]
+__all__ = [
+    "ACCEPT_ENTRY",
+    "HEADER_SIZE",
+    "MAGIC",
+    "PROTOCOL_VERSION",
+    "RANK_ENTRY",
+    "Flag",
+    "Header",
+    "Opcode",
+    "decode",
+    "encode",
+]
 
 MAGIC: Final = b"BPSy"
 PROTOCOL_VERSION: Final = 1
@@ -25,6 +36,8 @@ _LAYOUT: Final = struct.Struct("<4sBBBBBBHIIIQQQQQQQQ")
 HEADER_SIZE: Final = _LAYOUT.size
 ACCEPT_ENTRY: Final = struct.Struct("<QQ")
 """One entry of an ACCEPT payload: key, round."""
+RANK_ENTRY: Final = struct.Struct("<I")
+"""One entry of a WAITING payload: the rank of a worker."""
 
 _MAX_COUNT: Final = 1 << 48
 
@@ -44,6 +57,9 @@ class Opcode(enum.IntEnum):
     """Server to worker: your contribution to this round is not here; push it (again)."""
     REJECT = 6
     """Server to worker: this round cannot complete; the payload is the reason in UTF-8."""
+    WAITING = 7
+    """Server to worker, after a PULL: your contribution is here, the result not yet; the payload lists the ranks of
+    the workers whose contributions are missing."""
 
 
 class Flag(enum.IntFlag):
@@ -71,7 +87,8 @@ class Header(msgspec.Struct, frozen=True):
         offset, count: place in the flat tensor and number of elements.
         length: bytes of the payload frame; 0 means that there is none, except for a PUSH or RESULT of 0 elements.
         root: for BROADCAST, the rank whose contribution is the result.
-        detail: for RESULT, the number of contributors; for ACCEPT, the number of entries; else 0.
+        detail: for RESULT, the number of contributors; for ACCEPT and WAITING, the number of entries; for REJECT, 1 if
+            the cause is a worker that left and 0 if it is a disagreement; else 0.
     """
 
     opcode: Opcode
@@ -200,6 +217,8 @@ def _expected_length(header: Header) -> int | None:
         return None if header.codec else header.count * header.dtype.itemsize
     if header.opcode is Opcode.ACCEPT:
         return header.detail * ACCEPT_ENTRY.size
+    if header.opcode is Opcode.WAITING:
+        return header.detail * RANK_ENTRY.size
     if header.opcode is Opcode.REJECT:
         return None
     return 0
