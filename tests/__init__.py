@@ -1,0 +1,1 @@
+"""The tests of byteps_py; the folders are explained in CONTRIBUTING.md."""

@@ -1,0 +1,51 @@
+"""What holds for every test: it leaves no process, socket file, shared memory or temporary file of ours behind."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from tests.helpers import leftovers
+
+_GRACE_SECONDS = 5.0
+"""The project promises that every process of a job ends within this time of the decision."""
+
+_WATCHED_FOLDERS = frozenset({"integration", "fault"})
+"""Tests in these folders start processes and are checked one by one; all others once, at the end of the run."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def run_mark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Marks this run's processes, gives them a temporary folder of their own, and looks around at the end."""
+    mark = uuid.uuid4().hex
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(leftovers.RUN_MARK, mark)
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp", numbered=False)))
+        patch.setattr(tempfile, "tempdir", None)
+        for name in [name for name in os.environ if name.startswith(("DMLC_", "BYTEPS_", "OMP_"))]:
+            patch.delenv(name)
+        before = leftovers.look(mark)
+        yield mark
+        _check(mark, before)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest, run_mark: str) -> Iterator[None]:
+    """Fails an integration test that leaves something behind, by name."""
+    if _WATCHED_FOLDERS.isdisjoint(request.path.parts):
+        yield
+        return
+    before = leftovers.look(run_mark)
+    yield
+    _check(run_mark, before)
+
+
+def _check(mark: str, before: leftovers.Leftovers) -> None:
+    left = leftovers.wait_until_gone(mark, before, _GRACE_SECONDS)
+    if left:
+        leftovers.end_processes(mark, before)
+        pytest.fail("left behind:\n  " + "\n  ".join(left), pytrace=False)
