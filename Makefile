@@ -1,0 +1,56 @@
+# The commands of this project. Each works as the first one in a fresh clone: it makes .venv when it is needed.
+#
+# PYTHON  the interpreter that .venv is made with (3.10 or newer)
+# ARGS    further arguments for pytest:  make test ARGS='-k barrier -x'
+
+PYTHON ?= python3
+TORCH := 2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint types format docs sanitize bench build clean
+
+help: ## show this list
+	@echo 'make COMMAND, each of which first makes $(VENV) if need be:'
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: $(STAMP) ## train a small network on handwritten digits: a scheduler, a server and two workers
+	$(BIN)/bpslaunch -n 2 -s 1 -- $(BIN)/python examples/torch_digits.py --epochs 5 --seed 1
+
+test: $(STAMP) ## run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+check: lint types ## lint and types
+
+lint: $(STAMP) ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP) ## mypy, strict
+	$(BIN)/mypy
+
+format: $(STAMP) ## rewrite the sources as ruff likes them
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(STAMP) ## write docs/env.md from the table in byteps_py/settings.py
+	$(BIN)/python scripts/env_docs
+
+sanitize: $(STAMP) ## the C kernels under the address and undefined-behaviour sanitizers
+	PYTHON=$(BIN)/python scripts/sanitize
+
+bench: $(STAMP) ## measure the kernels
+	$(BIN)/python benchmarks/kernels.py
+
+build: $(STAMP) ## make .venv and compile csrc/, again if it changed
+
+clean: ## remove .venv and everything that was generated
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find byteps_py launcher tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find byteps_py -name '*.so' -delete
+
+$(STAMP): pyproject.toml $(wildcard setup.py csrc/*)
+	@scripts/environment $(PYTHON) $(VENV) $(TORCH)
