@@ -1,0 +1,153 @@
+"""Declared tensors: their ids, their partitions, and which server sums which partition.
+
+A name is the identity of a tensor.  Whoever declares it first fixes its dtype and shape; a worker that declares it
+differently puts the name *in conflict*, and there it stays, because the workers' programs disagree.
+
+Placement is by size.  The new partitions of one batch are placed largest first, each on the least loaded server, so
+the busiest server exceeds an even share by less than one partition; later batches go on from the loads so far.
+A placement never changes.  Equal calls in equal order give equal tables: there is no hash and no random choice.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from byteps_py.types import Partition, TensorSpec, make_key
+from byteps_py.wire.control import Conflict, Placement
+
+__all__ = ["MAX_PARTITIONS", "TensorTable"]
+
+MAX_PARTITIONS: Final = 1 << 20
+"""Most partitions that one Declare may ask for: their placements (28 bytes each) fit into one control frame."""
+
+_PARTITION_COST: Final = 16 * 1024
+"""Bytes that a partition counts for beyond its own: handling one message takes about as long as summing these many.
+
+Without it a thousand biases would weigh nothing next to one matrix, and all partitions of zero-size tensors would
+fall on one server.
+"""
+_MAX_NAME: Final = 4096
+_MAX_DIMENSIONS: Final = 64
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One placed tensor and who declared it first."""
+
+    rank: int
+    spec: TensorSpec
+    placement: Placement
+
+
+class TensorTable:
+    """All tensors of a job. Not thread-safe.
+
+    Args:
+        num_servers: at least 1.
+        partition_bytes: largest partition in bytes, at least 1; a partition holds whole elements and at least one.
+    """
+
+    def __init__(self, num_servers: int, partition_bytes: int) -> None:
+        if num_servers < 1 or partition_bytes < 1:
+            raise ValueError(f"num_servers={num_servers} and partition_bytes={partition_bytes} must be at least 1")
+        self._partition_bytes = partition_bytes
+        self._loads: list[tuple[int, int]] = [(0, server) for server in range(num_servers)]  # a heap
+        self._entries: dict[str, _Entry] = {}
+        self._conflicts: dict[str, Conflict] = {}
+
+    def declare(self, rank: int, specs: Sequence[TensorSpec]) -> tuple[tuple[Placement, ...], tuple[Conflict, ...]]:
+        """Look up the tensors of one batch; place those that are new.
+
+        Repeating a call is harmless and gives the same answer, unless a name came into conflict in between.
+
+        Args:
+            rank: the worker that declares.
+            specs: in the order of its program, which is also the order of new ids.
+
+        Returns:
+            Placements of the tensors without conflict, in the order of ``specs``, and the conflicts of the others.
+        """
+        new: dict[str, TensorSpec] = {}
+        budget = MAX_PARTITIONS
+        conflicts: dict[str, Conflict] = {}
+        for spec in specs:
+            problem = self._conflicts.get(spec.name) or self._disagreement(rank, spec, new)
+            if problem is None:
+                budget -= self._partition_count(spec)
+                problem = self._too_large(rank, spec) if budget < 0 else None
+            if problem is not None:
+                conflicts[spec.name] = self._conflicts.setdefault(spec.name, problem)
+                new.pop(spec.name, None)
+            elif spec.name not in self._entries:
+                new[spec.name] = spec
+        self._place(rank, list(new.values()))
+        placements = tuple(self._entries[spec.name].placement for spec in specs if spec.name not in conflicts)
+        return placements, tuple(conflicts.values())
+
+    def _disagreement(self, rank: int, spec: TensorSpec, new: dict[str, TensorSpec]) -> Conflict | None:
+        """The conflict of ``spec`` with an earlier declaration (in ``new``: of the same batch), or with itself."""
+        if len(spec.name) > _MAX_NAME or len(spec.shape) > _MAX_DIMENSIONS or min(spec.shape, default=0) < 0:
+            return _conflict(spec, f"worker {rank} declares a tensor that cannot be: {_shown(spec)}")
+        entry = self._entries.get(spec.name)
+        first, first_rank = (entry.spec, entry.rank) if entry else (new.get(spec.name, spec), rank)
+        if (first.dtype, first.shape) == (spec.dtype, spec.shape):
+            return None
+        text = (
+            f"tensor {_shown(first)} on worker {first_rank} but {spec.describe()} on worker {rank}: "
+            "a name must have one dtype and one shape on all workers; make the programs agree, or use two names"
+        )
+        return _conflict(spec, text)
+
+    def _too_large(self, rank: int, spec: TensorSpec) -> Conflict:
+        text = (
+            f"tensor {_shown(spec)} on worker {rank}, {self._partition_count(spec)} partitions of "
+            f"BYTEPS_PARTITION_BYTES={self._partition_bytes}: one batch of declarations may have {MAX_PARTITIONS}; "
+            "raise BYTEPS_PARTITION_BYTES on all workers"
+        )
+        return _conflict(spec, text)
+
+    def _partition_elements(self, spec: TensorSpec) -> int:
+        """Elements of a full partition."""
+        return max(1, self._partition_bytes // spec.dtype.itemsize)
+
+    def _partition_count(self, spec: TensorSpec) -> int:
+        """A tensor without elements still has one partition, so that its rounds take place."""
+        return max(1, -(-spec.count // self._partition_elements(spec)))
+
+    def _pieces(self, tensor_id: int, spec: TensorSpec) -> Iterator[Partition]:
+        """The partitions of a tensor in order, not placed yet."""
+        elements = self._partition_elements(spec)
+        for index in range(self._partition_count(spec)):
+            offset = index * elements
+            yield Partition(make_key(tensor_id, index), offset, min(elements, spec.count - offset), server=0)
+
+    def _place(self, rank: int, specs: Sequence[TensorSpec]) -> None:
+        """Give each tensor of ``specs`` an id, and each of their partitions a server: the largest first."""
+        first_id = len(self._entries)
+        pieces = [list(self._pieces(first_id + index, spec)) for index, spec in enumerate(specs)]
+        by_size = sorted(
+            (-piece.count * spec.dtype.itemsize, tensor, index)
+            for tensor, spec in enumerate(specs)
+            for index, piece in enumerate(pieces[tensor])
+        )
+        for negative_bytes, tensor, index in by_size:
+            piece = pieces[tensor][index]
+            load, server = self._loads[0]
+            heapq.heapreplace(self._loads, (load - negative_bytes + _PARTITION_COST, server))
+            pieces[tensor][index] = Partition(piece.key, piece.offset, piece.count, server)
+        for index, spec in enumerate(specs):
+            placement = Placement(spec.name, first_id + index, tuple(pieces[index]))
+            self._entries[spec.name] = _Entry(rank, spec, placement)
+
+
+def _conflict(spec: TensorSpec, text: str) -> Conflict:
+    return Conflict(spec.name[:_MAX_NAME], text[:_MAX_NAME])
+
+
+def _shown(spec: TensorSpec) -> str:
+    """``'w' is float32 (3, 4)``, cut to what a message can hold."""
+    name = repr(spec.name if len(spec.name) <= 200 else spec.name[:200] + "…")
+    return f"{name} is {spec.describe()}"
