@@ -1,0 +1,87 @@
+"""Summation and copying of buffers: in C (:mod:`.native`), or in NumPy (:mod:`.reference`) with the same results.
+
+Both give the same bits for the same arguments, whatever the processor, the number of threads and the place of an
+element in its buffer.  What they compute is told in :meth:`Kernels.sum_groups`; docs/kernels.md says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from byteps_py.errors import KernelError
+from byteps_py.types import DType
+
+__all__ = ["Kernels", "select"]
+
+
+class Kernels(Protocol):
+    """What both implementations do.  Objects keep no state: any number of threads may share one.
+
+    A buffer is any C-contiguous object with the buffer protocol (bytes, memoryview, ndarray, a received frame) at any
+    address, aligned or not.  No reference to it is kept.
+    """
+
+    @property
+    def name(self) -> str:
+        """``"native"`` or ``"reference"``."""
+
+    def sum_groups(
+        self,
+        out: object,
+        sources: Sequence[object],
+        groups: Sequence[int],
+        dtype: DType,
+        count: int,
+        divisor: int,
+        threads: int,
+    ) -> None:
+        """Write ``sum(sources) / divisor`` to ``out``, in a fixed order.
+
+        The sources are folded from the left within each group, and the groups' sums from the left again.  float16 and
+        bfloat16 are accumulated in float32, across groups too, and rounded once, to nearest even.  The division is
+        done on the accumulator, before that rounding.  Integers wrap around in their own type and then divide by
+        floor.  Every NaN is written as the positive quiet NaN; infinities, subnormals and -0.0 are kept.
+
+        Args:
+            out: writable buffer of at least ``count`` elements; exactly the memory of ``sources[0]``, or memory that
+                shares nothing with any source.
+            sources: at least one buffer of at least ``count`` elements each.
+            groups: sizes (each at least 1) of consecutive groups of sources; their sum is ``len(sources)``.
+            dtype: element type; bfloat16 lies in its 16 bits of storage.
+            count: number of elements, 0 or more.
+            divisor: 1 for a sum, more for an average, at most 2**24.
+            threads: how many threads may share the work, at least 1; small work stays on the caller's.
+
+        Raises:
+            KernelError: an argument breaks one of these rules.
+        """
+
+    def copy(self, out: object, source: object, nbytes: int, threads: int) -> None:
+        """Copy the first ``nbytes`` bytes of ``source`` to ``out``; the two must not overlap.
+
+        Raises:
+            KernelError: a buffer is too short or not writable, or they overlap.
+        """
+
+
+def select(name: str) -> Kernels:
+    """The kernels called ``"native"`` or ``"reference"``.
+
+    Raises:
+        KernelError: there are none of this name, or the C extension was not built.
+    """
+    if name == "reference":
+        from byteps_py.kernels.reference import ReferenceKernels
+
+        return ReferenceKernels()
+    if name != "native":
+        raise KernelError(f"there are no kernels {name!r}; choose native or reference")
+    try:
+        from byteps_py.kernels.native import NativeKernels
+    except ImportError as error:
+        raise KernelError(
+            "the C kernels of byteps_py are not built: run `pip install -e .` in the source tree, or set "
+            f"BYTEPS_KERNELS=reference to sum in NumPy ({error})"
+        ) from None
+    return NativeKernels()

@@ -1,0 +1,157 @@
+/* The entry points: checks, choice of the instruction set, and sharing among threads. */
+
+#include <fenv.h>
+#include <omp.h>
+#include <string.h>
+
+#include "kernels.h"
+
+/* The least that a thread of a team should move through memory.  Waking a passively waiting team costs about as much
+ * as moving this many bytes, so smaller work opens no parallel region. */
+#define BYTES_PER_THREAD ((size_t)512 * 1024)
+
+/* Threads take whole multiples of this many elements, so that no two write to one cache line. */
+#define GRAIN ((size_t)1024)
+
+static const size_t ITEM_BYTES[BYTEPS_DTYPES] = {
+    [BYTEPS_FLOAT32] = 4,  [BYTEPS_FLOAT64] = 8, [BYTEPS_FLOAT16] = 2, [BYTEPS_BFLOAT16] = 2,
+    [BYTEPS_INT8] = 1,     [BYTEPS_UINT8] = 1,   [BYTEPS_INT32] = 4,   [BYTEPS_INT64] = 8,
+};
+
+int byteps_best_level(void)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2"))
+        return BYTEPS_LEVEL_BASELINE;
+#if __GNUC__ >= 11 /* older compilers do not know this name */
+    if (!__builtin_cpu_supports("f16c"))
+        return BYTEPS_LEVEL_BASELINE;
+#endif
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        return BYTEPS_LEVEL_AVX512;
+    return BYTEPS_LEVEL_AVX2;
+#else
+    return BYTEPS_LEVEL_BASELINE;
+#endif
+}
+
+int byteps_team_size(size_t n_bytes, int threads)
+{
+    const size_t useful = n_bytes / BYTES_PER_THREAD;
+    if (useful <= 1)
+        return 1;
+    return useful < (size_t)threads ? (int)useful : threads;
+}
+
+static byteps_sum_slice find_slice(int level, int dtype)
+{
+#if defined(__x86_64__)
+    if (level == BYTEPS_LEVEL_AVX2)
+        return byteps_slices_avx2[dtype];
+    if (level == BYTEPS_LEVEL_AVX512)
+        return byteps_slices_avx512[dtype];
+#endif
+    (void)level;
+    return byteps_slices_baseline[dtype];
+}
+
+static int groups_fit(const size_t *groups, size_t n_groups, size_t n_sources)
+{
+    size_t left = n_sources;
+    for (size_t g = 0; g < n_groups; g++) {
+        if (groups[g] == 0 || groups[g] > left)
+            return 0;
+        left -= groups[g];
+    }
+    return n_sources > 0 && left == 0;
+}
+
+static int overlap(const void *a, const void *b, size_t n_bytes)
+{
+    const uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
+    return (x < y ? y - x : x - y) < n_bytes;
+}
+
+static int may_write(const void *out, const void *const *sources, size_t n_sources, size_t n_bytes)
+{
+    if (out != sources[0] && overlap(out, sources[0], n_bytes))
+        return 0;
+    for (size_t s = 1; s < n_sources; s++)
+        if (overlap(out, sources[s], n_bytes))
+            return 0;
+    return 1;
+}
+
+/* The part of `total` items, in multiples of GRAIN, that thread `index` of `team` takes. */
+static size_t share_begin(size_t total, int index, int team)
+{
+    const size_t grains = total / GRAIN, begin = grains / (size_t)team * (size_t)index;
+    const size_t rest = grains % (size_t)team; /* the first `rest` threads take one more */
+    const size_t extra = (size_t)index < rest ? (size_t)index : rest;
+    return index == team ? total : (begin + extra) * GRAIN;
+}
+
+int byteps_sum_groups(void *out, const void *const *sources, size_t n_sources, const size_t *groups, size_t n_groups,
+                      int dtype, size_t count, int32_t divisor, int threads, int level)
+{
+    if (dtype < BYTEPS_FLOAT32 || dtype > BYTEPS_INT64)
+        return BYTEPS_BAD_DTYPE;
+    if (level < BYTEPS_LEVEL_BASELINE || level > byteps_best_level())
+        return BYTEPS_BAD_LEVEL;
+    if (!groups_fit(groups, n_groups, n_sources))
+        return BYTEPS_BAD_GROUPS;
+    if (divisor < 1 || divisor > BYTEPS_MAX_DIVISOR)
+        return BYTEPS_BAD_DIVISOR;
+    if (threads < 1)
+        return BYTEPS_BAD_THREADS;
+    if (!may_write(out, sources, n_sources, count * ITEM_BYTES[dtype]))
+        return BYTEPS_OVERLAP;
+
+    const byteps_sum_slice slice = find_slice(level, dtype);
+    const int team = byteps_team_size(count * ITEM_BYTES[dtype] * (n_sources + 1), threads);
+    /* A caller may have asked its own thread to flush subnormals or to round otherwise; a team's threads would not
+     * know, and the result would depend on their number. */
+    if (team == 1) {
+        fenv_t callers;
+        fegetenv(&callers);
+        fesetenv(FE_DFL_ENV);
+        slice(out, sources, groups, n_groups, 0, count, divisor);
+        fesetenv(&callers);
+        return BYTEPS_OK;
+    }
+#pragma omp parallel num_threads(team)
+    {
+        /* The runtime may give fewer threads than were asked for. */
+        const int index = omp_get_thread_num(), given = omp_get_num_threads();
+        const size_t first = share_begin(count, index, given), last = share_begin(count, index + 1, given);
+        fenv_t callers;
+        fegetenv(&callers);
+        fesetenv(FE_DFL_ENV);
+        slice(out, sources, groups, n_groups, first, last, divisor);
+        fesetenv(&callers);
+    }
+    return BYTEPS_OK;
+}
+
+int byteps_copy(void *out, const void *source, size_t n_bytes, int threads)
+{
+    if (threads < 1)
+        return BYTEPS_BAD_THREADS;
+    if (overlap(out, source, n_bytes))
+        return BYTEPS_OVERLAP;
+    const int team = byteps_team_size(2 * n_bytes, threads);
+    if (team == 1) {
+        if (n_bytes > 0)
+            memcpy(out, source, n_bytes);
+        return BYTEPS_OK;
+    }
+#pragma omp parallel num_threads(team)
+    {
+        const int index = omp_get_thread_num(), given = omp_get_num_threads();
+        const size_t first = share_begin(n_bytes, index, given), last = share_begin(n_bytes, index + 1, given);
+        memcpy((char *)out + first, (const char *)source + first, last - first);
+    }
+    return BYTEPS_OK;
+}
