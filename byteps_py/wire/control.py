@@ -6,17 +6,20 @@ whatever the bytes are, :func:`decode_control` gives a valid message or a Remote
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
-from byteps_py.errors import RemoteProtocolError
-from byteps_py.types import Participant, Partition, Role, ServerInfo, TensorSpec
-from byteps_py.wire.header import PROTOCOL_VERSION
+from byteps_py.errors import LocalProtocolError, RemoteProtocolError
+from byteps_py.types import Participant, Partition, Role, ServerInfo, TensorSpec, make_key
+from byteps_py.wire.header import MAX_ELEMENTS, PROTOCOL_VERSION
 
 __all__ = [
     "CONTROL_MAGIC",
     "MAX_CONTROL_BYTES",
+    "MAX_DIMENSIONS",
+    "MAX_NAME",
     "Abort",
     "Barrier",
     "BarrierDone",
@@ -38,17 +41,24 @@ __all__ = [
     "Welcome",
     "decode_control",
     "encode_control",
+    "tensor_problem",
 ]
 
 CONTROL_MAGIC: Final = b"BPSc"
 MAX_CONTROL_BYTES: Final = 64 * 1024 * 1024
 """Longest control frame that is read; a Declare of a hundred thousand tensors stays far below."""
 
+MAX_NAME: Final = 4096
+"""Longest tensor name, in characters."""
+MAX_DIMENSIONS: Final = 64
+"""Most dimensions of a tensor: NumPy's own limit."""
+
 Unsigned64 = Annotated[int, msgspec.Meta(ge=0)]
 """msgpack itself ends at 2**64 - 1, and msgspec takes no bound above int64."""
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
-Text = Annotated[str, msgspec.Meta(max_length=4096)]
+_MAX_TEXT: Final = 4096
+Text = Annotated[str, msgspec.Meta(max_length=_MAX_TEXT)]
 
 
 class ProcessInfo(msgspec.Struct, frozen=True):
@@ -222,12 +232,21 @@ _decoder: msgspec.msgpack.Decoder[ControlMessage] = msgspec.msgpack.Decoder(Cont
 
 
 def encode_control(message: ControlMessage) -> bytes:
-    """The frame of ``message``."""
-    return _PREFIX + _encoder.encode(message)
+    """The frame of ``message``; a text for people that is too long is cut.
+
+    Raises:
+        LocalProtocolError: the receiver would refuse the message.
+    """
+    try:
+        frame = _PREFIX + _encoder.encode(_readable(message))
+        decode_control(frame)
+    except (RemoteProtocolError, ValueError, OverflowError, TypeError) as error:
+        raise LocalProtocolError(f"{type(message).__name__} cannot be sent: {error}") from error
+    return frame
 
 
 def decode_control(frame: bytes | bytearray | memoryview) -> ControlMessage:
-    """Parse one control frame.
+    """Parse and check one control frame.
 
     Raises:
         RemoteProtocolError: for anything that is not a control message of this protocol version.
@@ -244,6 +263,74 @@ def decode_control(frame: bytes | bytearray | memoryview) -> ControlMessage:
             "install the same byteps_py everywhere"
         )
     try:
-        return _decoder.decode(view[len(_PREFIX) :])
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError) as error:
+        message = _decoder.decode(view[len(_PREFIX) :])
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise RemoteProtocolError(f"a control message is malformed: {error}") from error
+    problem = _problem(message)
+    if problem is not None:
+        raise RemoteProtocolError(f"a control message of type {type(message).__name__} is wrong: {problem}")
+    return message
+
+
+def tensor_problem(spec: TensorSpec) -> str | None:
+    """Why no such tensor can be declared; None if it can."""
+    if not 1 <= len(spec.name) <= MAX_NAME:
+        return f"a tensor name must have 1 to {MAX_NAME} characters, not {len(spec.name)}"
+    if len(spec.shape) > MAX_DIMENSIONS:
+        return f"tensor {spec.name!r} has {len(spec.shape)} dimensions, more than {MAX_DIMENSIONS}"
+    elements = 1
+    for extent in spec.shape:
+        elements *= max(1, extent)  # NumPy, too, refuses a shape whose other dimensions are too large
+        if extent < 0 or elements > MAX_ELEMENTS:
+            return f"tensor {spec.name!r} cannot have the shape {spec.shape}"
+    return None
+
+
+def _readable(message: ControlMessage) -> ControlMessage:
+    """A text for people must not fail to arrive because it is long or quotes bytes that are no UTF-8."""
+    if isinstance(message, (Refused, Abort)):
+        return msgspec.structs.replace(message, reason=_cut(message.reason))
+    if isinstance(message, (Waiting, Conflict)):
+        return msgspec.structs.replace(message, text=_cut(message.text))
+    return message
+
+
+def _cut(text: str) -> str:
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
+
+
+def _problem(message: ControlMessage) -> str | None:
+    """What is wrong with a message whose fields have the right types; None if nothing is."""
+    if isinstance(message, Declare):
+        return next((problem for spec in message.tensors if (problem := tensor_problem(spec))), None)
+    if isinstance(message, Declared):
+        return next((problem for each in message.placements if (problem := _placement_problem(each))), None)
+    if isinstance(message, Welcome):
+        return _list_problem("participant", message.participants) or _list_problem("server", message.servers)
+    return None
+
+
+def _placement_problem(placement: Placement) -> str | None:
+    """The partitions of a tensor must follow one another without a gap."""
+    if not placement.partitions:
+        return f"tensor {placement.name!r} has no partition"
+    offset = 0
+    for index, each in enumerate(placement.partitions):
+        if each.key != make_key(placement.tensor_id, index):
+            return f"partition {index} of tensor {placement.name!r} has the key {each.key:#x}"
+        if each.offset != offset or each.count < 0 or each.server < 0:
+            return f"partition {index} of tensor {placement.name!r} cannot be {each}"
+        offset += each.count
+    return None if offset <= MAX_ELEMENTS else f"tensor {placement.name!r} has {offset} elements"
+
+
+def _list_problem(what: str, members: Sequence[Participant | ServerInfo]) -> str | None:
+    """Whoever is in a list has its place there as rank, and no number that cannot be."""
+    for index, each in enumerate(members):
+        numbers = [value for value in msgspec.structs.astuple(each) if isinstance(value, int)]
+        if each.rank != index or min(numbers) < 0 or max(numbers) >= 1 << 64:
+            return f"{what} {index} cannot be {each}"
+        if isinstance(each, Participant) and each.local_size < 1:
+            return f"{what} {index} is one of {each.local_size} processes of its machine"
+    return None

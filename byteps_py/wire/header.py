@@ -39,7 +39,10 @@ ACCEPT_ENTRY: Final = struct.Struct("<QQ")
 RANK_ENTRY: Final = struct.Struct("<I")
 """One entry of a WAITING payload: the rank of a worker."""
 
-_MAX_COUNT: Final = 1 << 48
+MAX_ELEMENTS: Final = 1 << 48
+"""No tensor has more elements; sums and products of numbers up to it stay harmless everywhere."""
+MAX_REASON_BYTES: Final = 1 << 16
+"""Longest reason of a REJECT."""
 
 
 class Opcode(enum.IntEnum):
@@ -114,8 +117,11 @@ def encode(header: Header) -> bytes:
     """The 88 bytes of ``header``.
 
     Raises:
-        LocalProtocolError: a field does not fit its place.
+        LocalProtocolError: a field does not fit its place, or fields contradict each other.
     """
+    problem = _problem(header)
+    if problem is not None:
+        raise LocalProtocolError(f"{problem}: {header}")
     try:
         return _LAYOUT.pack(
             MAGIC,
@@ -147,10 +153,11 @@ def decode(frame: bytes | bytearray | memoryview, payload_length: int | None) ->
 
     Args:
         frame: the first frame of the message.
-        payload_length: bytes of the second frame, None if there was none.
+        payload_length: bytes of the second frame, None if there was none; an empty frame counts as none.
 
     Raises:
-        RemoteProtocolError: for anything that :func:`encode` would not have produced.
+        RemoteProtocolError: for anything that :func:`encode` would not have produced, and for a payload of another
+            length than the header announces.
     """
     if len(frame) != HEADER_SIZE:
         raise RemoteProtocolError(f"a data header has {HEADER_SIZE} bytes, this one has {len(frame)}")
@@ -187,38 +194,48 @@ def decode(frame: bytes | bytearray | memoryview, payload_length: int | None) ->
         )
     except ValueError as error:
         raise RemoteProtocolError(f"a header field is out of range: {error}") from error
-    _check_payload(header, payload_length)
+    actual = payload_length or 0
+    if length != actual:
+        raise RemoteProtocolError(f"{header.opcode.name} announces {length} payload bytes and carries {actual}")
+    problem = _problem(header)
+    if problem is not None:
+        raise RemoteProtocolError(problem)
     return header
 
 
 _ALL_FLAGS: Final = int(Flag.ABSENT | Flag.WANT_RESULT)
+_FLAGS_OF: Final = {Opcode.PUSH: _ALL_FLAGS, Opcode.RESULT: int(Flag.ABSENT)}
+"""Flags that a message may carry; the others carry none."""
+_DETAIL_OF: Final = {Opcode.RESULT: 2**32 - 1, Opcode.ACCEPT: 2**32 - 1, Opcode.REJECT: 1}
+"""Largest ``detail`` of a message; the others carry 0."""
 
 
-def _check_payload(header: Header, payload_length: int | None) -> None:
-    """Every length in the header must agree with the frames that really came."""
-    actual = 0 if payload_length is None else payload_length
-    if header.length != actual:
-        raise RemoteProtocolError(f"{header.opcode.name} announces {header.length} payload bytes and carries {actual}")
-    if header.count > _MAX_COUNT or header.offset > _MAX_COUNT:
-        raise RemoteProtocolError(f"element range {header.offset}+{header.count} is beyond any tensor")
-    expected = _expected_length(header)
-    if expected is not None and header.length != expected:
-        raise RemoteProtocolError(
-            f"{header.opcode.name} of {header.count} {header.dtype.label} elements must carry {expected} bytes, "
-            f"not {header.length}"
-        )
+def _problem(header: Header) -> str | None:
+    """What is wrong with fields that each fit their place, in what is sent and in what is received; None: nothing."""
+    name = header.opcode.name
+    if int(header.flags) & ~_FLAGS_OF.get(header.opcode, 0):
+        return f"{name} must not carry flags {int(header.flags):#04x}"
+    if header.detail > _DETAIL_OF.get(header.opcode, 0):
+        return f"{name} must not carry the detail {header.detail}"
+    if header.codec:
+        return f"unknown codec {header.codec}"
+    if header.round < 1 and header.opcode is not Opcode.ACCEPT:
+        return f"{name} of round {header.round}: rounds are counted from 1"
+    if header.offset + header.count > MAX_ELEMENTS:
+        return f"element range {header.offset}+{header.count} is beyond any tensor"
+    return _length_problem(header)
 
 
-def _expected_length(header: Header) -> int | None:
-    """Payload bytes that the other fields demand; None where any length is legal."""
-    if header.opcode in (Opcode.PUSH, Opcode.RESULT):
-        if header.flags & Flag.ABSENT:
-            return 0
-        return None if header.codec else header.count * header.dtype.itemsize
-    if header.opcode is Opcode.ACCEPT:
-        return header.detail * ACCEPT_ENTRY.size
-    if header.opcode is Opcode.WAITING:
-        return header.detail * RANK_ENTRY.size
-    if header.opcode is Opcode.REJECT:
-        return None
-    return 0
+def _length_problem(header: Header) -> str | None:
+    """What is wrong with the announced payload length, given the other fields."""
+    opcode, length = header.opcode, header.length
+    if opcode is Opcode.PUSH or opcode is Opcode.RESULT:
+        expected = 0 if int(header.flags) & int(Flag.ABSENT) else header.count * header.dtype.itemsize
+        what = f"{header.count} {header.dtype.label} elements"
+    elif opcode is Opcode.ACCEPT:
+        expected, what = max(1, header.detail) * ACCEPT_ENTRY.size, f"{header.detail} entries"
+    elif opcode is Opcode.REJECT:
+        expected, what = min(max(1, length), MAX_REASON_BYTES), "a reason"
+    else:
+        expected, what = 0, "nothing"
+    return None if length == expected else f"{opcode.name} of {what} must carry {expected} payload bytes, not {length}"
