@@ -202,8 +202,15 @@ class WorkerSettings(JobSettings):
         "partitions that may be on the way to one server and not yet accepted (0: the default)",
         4,
     )
+    stall_timeout: float = _variable(
+        "BYTEPS_STALL_TIMEOUT",
+        _seconds(0, 1e9),
+        "seconds after which a round that does not complete ends the job (0: never)",
+        1800.0,
+        "1800",
+    )
     omp_num_threads: int | None = _variable(
-        "OMP_NUM_THREADS", _integer(1, 1024), "threads of one OpenMP team", None, "number of cores"
+        "OMP_NUM_THREADS", _integer(1, 1024), "threads of one OpenMP team", None, "1"
     )
 
 

@@ -36,7 +36,7 @@ class Engine:
         wake: called, from an engine thread, when a result is there to be collected.
     """
 
-    def __init__(self, kernels: Kernels, threads: int, team: int, *, in_place: bool, wake: Callable[[], None]) -> None:
+    def __init__(self, kernels: Kernels, threads: int, team: int, wake: Callable[[], None]) -> None:
         self._kernels = kernels
         self._team = team
         self._wake = wake
@@ -100,4 +100,4 @@ class Engine:
         first = action.sources[0]
         if isinstance(first, memoryview) and not first.readonly:
             return first
-        return memoryview(np.empty(action.count * action.dtype.itemsize, dtype=np.uint8))
+        return np.empty(action.count * action.dtype.itemsize, dtype=np.uint8).data

@@ -11,12 +11,12 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from byteps_py import kernels
-from byteps_py.core.aggregation import Accept, Action, Aggregation, Contribution, Missing, Reject, Reply, Sum
+from byteps_py.core.aggregation import Accept, Action, Aggregation, Contribution, Reject, Reply, Sum
 from byteps_py.errors import BytePSError, RemoteProtocolError
 from byteps_py.roles.engine import Engine
+from byteps_py.roles.envelope import Complaints, Envelope, open_frames
 from byteps_py.roles.member import SCHEDULER, SchedulerLink, package_version, worker_identity
 from byteps_py.roles.process import describe_this_process
 from byteps_py.settings import MAX_PARTITION_BYTES, ServerSettings
@@ -24,7 +24,7 @@ from byteps_py.transport.base import Buffer, Endpoint, Message, tcp_address
 from byteps_py.transport.zmq import ZmqEndpoint, address_towards
 from byteps_py.types import Role
 from byteps_py.wire.control import ControlMessage, Finished, Left, Register, Welcome
-from byteps_py.wire.header import ACCEPT_ENTRY, Flag, Header, Opcode, decode, encode
+from byteps_py.wire.header import ACCEPT_ENTRY, RANK_ENTRY, Flag, Header, Opcode, encode
 
 __all__ = ["Server", "run"]
 
@@ -88,12 +88,10 @@ class Server:
             endpoint.wake,
         )
         self._link = SchedulerLink(endpoint, settings, register, _log, now)
-        self._welcome: Welcome | None = None
-        self._aggregation: Aggregation | None = None
+        self._rounds: _Rounds | None = None
         self._early: list[Message] = []
-        self._peers: list[bytes] = []
         self._accepts: dict[int, list[tuple[int, int]]] = {}
-        self._complained: set[bytes] = set()
+        self._complaints = Complaints(_log)
         self._finished = False
         _log.info("listening at %s, %d engine threads of %d OpenMP threads", address, settings.engine_threads, team)
 
@@ -112,14 +110,12 @@ class Server:
         for message in self._endpoint.receive(timeout):
             if message.peer == SCHEDULER:
                 self._receive_control(now, message.frames)
-            elif self._welcome is None:
+            elif self._rounds is None:
                 self._early.append(message)  # a worker may hear of the complete job before this server does
             else:
                 self._receive_data(message)
-        for key, round_, result in self._engine.collect():
-            assert self._aggregation is not None
-            self._perform(self._aggregation.summed(key, round_, result))
-        self._flush_accepts()
+        if self._rounds is not None:
+            self._rounds.advance()
 
     def close(self) -> None:
         """End the engine threads; the endpoint stays open."""
@@ -129,63 +125,100 @@ class Server:
         try:
             message = self._link.receive(now, frames)
         except RemoteProtocolError as error:
-            self._complain(SCHEDULER, str(error))
+            self._complaints.add(SCHEDULER, error)
             return
         if message is not None:
             self._control(message)
 
     def _control(self, message: ControlMessage) -> None:
         if isinstance(message, Welcome):
-            if self._welcome is None:
+            if self._rounds is None:
                 self._begin(message)
         elif isinstance(message, Left):
-            if self._aggregation is not None:
-                self._perform(self._aggregation.left(message.rank))
+            if self._rounds is not None:
+                self._rounds.left(message.rank)
         elif isinstance(message, Finished):
             self._finished = True
         else:
-            self._complain(SCHEDULER, f"an unexpected {type(message).__name__}")
+            self._complaints.add(SCHEDULER, f"an unexpected {type(message).__name__}")
 
     def _begin(self, welcome: Welcome) -> None:
-        self._welcome = welcome
-        self._aggregation = Aggregation(welcome.participants)
-        self._peers = [worker_identity(each.incarnation) for each in welcome.participants]
         _log.info("server %d of %d, %d workers", welcome.rank, len(welcome.servers), len(welcome.participants))
+        self._rounds = _Rounds(self._endpoint, self._engine, welcome, self._incarnation)
         early, self._early = self._early, []
         for message in early:
             self._receive_data(message)
 
     def _receive_data(self, message: Message) -> None:
-        payload = message.frames[1] if len(message.frames) == 2 else None
+        assert self._rounds is not None
         try:
-            if len(message.frames) > 2:
-                raise RemoteProtocolError(f"a data message has at most 2 frames, this one has {len(message.frames)}")
-            header = decode(message.frames[0], None if payload is None else payload.nbytes)
-            self._check_sender(header, message.peer)
+            self._rounds.receive(message)
         except RemoteProtocolError as error:
-            self._complain(message.peer, str(error))
-            return
-        assert self._aggregation is not None
+            self._complaints.add(message.peer, error)
+
+
+class _Rounds:
+    """The data side of a server: feeds the aggregation and performs what it decides."""
+
+    def __init__(self, endpoint: Endpoint, engine: Engine, welcome: Welcome, incarnation: int) -> None:
+        self._endpoint = endpoint
+        self._engine = engine
+        self._participants = welcome.participants
+        self._envelope = Envelope(welcome.rank, welcome.job, incarnation, welcome.epoch)
+        self._aggregation = Aggregation(welcome.participants)
+        self._peers = [worker_identity(each.incarnation) for each in welcome.participants]
+        self._accepts: dict[int, list[tuple[int, int]]] = {}
+
+    def receive(self, message: Message) -> None:
+        """Take a message of a worker.
+
+        Raises:
+            RemoteProtocolError: it is none.
+        """
+        header, payload = open_frames(message.frames)
+        self._check_sender(header, message.peer)
         if header.opcode is Opcode.PUSH:
             self._perform(self._aggregation.push(_contribution(header, payload)))
         elif header.opcode is Opcode.PULL:
-            self._perform(self._aggregation.pull(header.sender, header.key, header.round))
+            self._pull(header)
         else:
-            self._complain(message.peer, f"a worker must not send {header.opcode.name}")
+            raise RemoteProtocolError(f"a worker must not send {header.opcode.name}")
+
+    def left(self, rank: int) -> None:
+        """A worker has left in order."""
+        self._perform(self._aggregation.left(rank))
+
+    def advance(self) -> None:
+        """Send the results of the sums that are done, and what has been accepted since the last call."""
+        for key, round_, result in self._engine.collect():
+            self._perform(self._aggregation.summed(key, round_, result))
+        if not self._accepts:
+            return
+        accepts, self._accepts = self._accepts, {}
+        for participant, entries in accepts.items():
+            if entries:
+                self._send_list(participant, Opcode.ACCEPT, 0, 0, [ACCEPT_ENTRY.pack(*each) for each in entries])
 
     def _check_sender(self, header: Header, peer: bytes) -> None:
         """A message must come from a worker of this very run of the job."""
-        welcome = self._welcome
-        assert welcome is not None
-        if header.job != welcome.job or header.epoch != welcome.epoch:
-            raise RemoteProtocolError("a message of another job, or of an earlier epoch")
-        if header.sender >= len(welcome.participants):
-            raise RemoteProtocolError(f"a message from worker {header.sender} of {len(welcome.participants)}")
-        if self._peers[header.sender] != peer or welcome.participants[header.sender].incarnation != header.incarnation:
+        self._envelope.check_run(header)
+        if header.sender >= len(self._peers):
+            raise RemoteProtocolError(f"a message from worker {header.sender} of {len(self._peers)}")
+        expected = self._participants[header.sender].incarnation
+        if self._peers[header.sender] != peer or header.incarnation != expected:
             raise RemoteProtocolError(f"a message that claims to be from worker {header.sender} and is not")
 
+    def _pull(self, header: Header) -> None:
+        """A worker is in doubt; if all that is to be said is that others are missing, say who."""
+        actions = self._aggregation.pull(header.sender, header.key, header.round)
+        if isinstance(actions[0], Accept):
+            missing = self._aggregation.missing(header.key)
+            entries = [RANK_ENTRY.pack(rank) for rank in missing]
+            self._send_list(header.sender, Opcode.WAITING, header.key, header.round, entries)
+        else:
+            self._perform(actions)
+
     def _perform(self, actions: Sequence[Action]) -> None:
-        assert self._aggregation is not None
         for action in actions:
             if isinstance(action, Sum):
                 done = self._engine.submit(action)
@@ -197,15 +230,16 @@ class Server:
                 self._reply(action)
             elif isinstance(action, Reject):
                 self._reject(action)
-            elif isinstance(action, Missing):
-                self._post(action.participant, self._header(Opcode.MISSING, action.key, action.round), None)
+            else:
+                header = self._envelope.header(Opcode.MISSING, action.key, action.round)
+                self._post(action.participant, header, None)
 
     def _reply(self, action: Reply) -> None:
         accepted = self._accepts.get(action.participant)
         if accepted and accepted[-1] == (action.key, action.round):
             accepted.pop()  # a RESULT says it too
         payload = None if action.payload is None else memoryview(action.payload)  # type: ignore[arg-type]
-        header = self._header(
+        header = self._envelope.header(
             Opcode.RESULT,
             action.key,
             action.round,
@@ -221,29 +255,17 @@ class Server:
         )
         self._post(action.participant, header, payload)
 
+    def _reject(self, action: Reject) -> None:
+        payload = action.reason.encode()
+        departed = int(action.departed is not None)
+        header = self._envelope.header(Opcode.REJECT, action.key, action.round, detail=departed, length=len(payload))
+        self._post(action.participant, header, payload)
+
     def _send_list(self, participant: int, opcode: Opcode, key: int, round_: int, entries: Sequence[bytes]) -> None:
         """A message whose payload is a list of equal entries, counted in ``detail``."""
         payload = b"".join(entries)
-        header = self._header(opcode, key, round_, detail=len(entries), length=len(payload))
+        header = self._envelope.header(opcode, key, round_, detail=len(entries), length=len(payload))
         self._post(participant, header, payload)
-
-    def _reject(self, action: Reject) -> None:
-        payload = action.reason.encode()
-        header = self._header(Opcode.REJECT, action.key, action.round, detail=int(action.left), length=len(payload))
-        self._post(action.participant, header, payload)
-
-    def _header(self, opcode: Opcode, key: int, round_: int, **fields: Any) -> Header:
-        assert self._welcome is not None
-        return Header(
-            opcode=opcode,
-            sender=self._welcome.rank,
-            job=self._welcome.job,
-            incarnation=self._incarnation,
-            epoch=self._welcome.epoch,
-            key=key,
-            round=round_,
-            **fields,
-        )
 
     def _post(self, participant: int, header: Header, payload: Buffer | None) -> None:
         """Send; a worker that is not connected right now asks again by PULL when it is back."""
@@ -252,21 +274,6 @@ class Server:
             frames.append(payload)
         if not self._endpoint.send(self._peers[participant], frames):
             _log.debug("worker %d is not connected; it will ask for %s again", participant, header.opcode.name)
-
-    def _flush_accepts(self) -> None:
-        """One ACCEPT message per worker for all that arrived since the last one."""
-        if not self._accepts:
-            return
-        accepts, self._accepts = self._accepts, {}
-        for participant, entries in accepts.items():
-            if entries:
-                self._send_list(participant, Opcode.ACCEPT, 0, 0, [ACCEPT_ENTRY.pack(*each) for each in entries])
-
-    def _complain(self, peer: bytes, problem: str) -> None:
-        """Log what a peer did wrong, once per peer: a flood of bad bytes must not become a flood of lines."""
-        if peer not in self._complained and len(self._complained) < 1000:
-            self._complained.add(peer)
-            _log.warning("ignored from %r: %s", peer, problem)
 
 
 def _contribution(header: Header, payload: memoryview | None) -> Contribution:

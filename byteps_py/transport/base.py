@@ -5,8 +5,8 @@ string: the name that this side gave when it connected, or the identity that a p
 
 Ownership: all methods belong to one thread, except :meth:`Endpoint.wake`, which any thread may call.
 Buffers given to :meth:`Endpoint.send` must not change until the receiver has told, by the protocol above, that it
-has the message; payloads that come out of :meth:`Endpoint.receive` belong to the receiver alone: it may write to them, and they stay
-valid as long as they are referenced.
+has the message; payloads that come out of :meth:`Endpoint.receive` belong to the receiver alone: it may write to
+them, and they stay valid as long as they are referenced.
 """
 
 from __future__ import annotations

@@ -1,0 +1,73 @@
+"""What data messages of both sides have in common: who sends, in which run of the job."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from byteps_py.errors import RemoteProtocolError
+from byteps_py.wire.header import Header, Opcode, decode
+
+__all__ = ["Complaints", "Envelope", "open_frames"]
+
+_MOST_PEERS: Final = 1000
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """The fields that are equal in all data headers of one process."""
+
+    sender: int
+    job: int
+    incarnation: int
+    epoch: int
+
+    def header(self, opcode: Opcode, key: int, round_: int, **fields: Any) -> Header:
+        """A header of this process; ``fields`` are those of :class:`~byteps_py.wire.header.Header`."""
+        return Header(
+            opcode=opcode,
+            sender=self.sender,
+            job=self.job,
+            incarnation=self.incarnation,
+            epoch=self.epoch,
+            key=key,
+            round=round_,
+            **fields,
+        )
+
+    def check_run(self, header: Header) -> None:
+        """A message must belong to this very run of the job.
+
+        Raises:
+            RemoteProtocolError: it does not.
+        """
+        if header.job != self.job or header.epoch != self.epoch:
+            raise RemoteProtocolError("a message of another job, or of an earlier epoch")
+
+
+def open_frames(frames: Sequence[memoryview]) -> tuple[Header, memoryview | None]:
+    """Header and payload of a data message.
+
+    Raises:
+        RemoteProtocolError: they are not one.
+    """
+    if not 1 <= len(frames) <= 2:
+        raise RemoteProtocolError(f"a data message has 1 or 2 frames, this one has {len(frames)}")
+    payload = frames[1] if len(frames) == 2 else None
+    return decode(frames[0], None if payload is None else payload.nbytes), payload
+
+
+class Complaints:
+    """Logs what a peer did wrong, once per peer: a flood of bad bytes must not become a flood of lines."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._peers: set[bytes] = set()
+
+    def add(self, peer: bytes, problem: object) -> None:
+        """Report ``problem`` unless ``peer`` was reported before."""
+        if peer not in self._peers and len(self._peers) < _MOST_PEERS:
+            self._peers.add(peer)
+            self._log.warning("ignored from %s: %s", peer.decode(errors="backslashreplace"), problem)

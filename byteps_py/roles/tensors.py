@@ -1,0 +1,117 @@
+"""A worker's tensors: what was declared, where their partitions live, and the buffers that contributions wait in."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from byteps_py.errors import AgreementError
+from byteps_py.kernels import Kernels
+from byteps_py.roles.pending import Pending, Signal
+from byteps_py.types import Operation, TensorSpec
+from byteps_py.wire.control import Placement
+
+__all__ = ["Tensor", "TensorOperation"]
+
+_SPARE_BUFFERS: Final = 2
+"""Staging buffers kept per tensor: one on its way, one for a caller that runs ahead."""
+
+
+class Tensor:
+    """One declared name.
+
+    ``stage`` may be called by any thread; everything else belongs to the worker's thread.
+
+    Attributes:
+        placed: set when the scheduler has answered the declaration; fails if workers disagree.
+        placement: id and partitions, None before that.
+        requested: whether the scheduler was asked.
+        error: the disagreement, if there is one.
+        waiting: operations that came before the placement.
+    """
+
+    __slots__ = ("_spare", "error", "placed", "placement", "requested", "spec", "waiting")
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self.spec = spec
+        self.placed = Signal()
+        self.placement: Placement | None = None
+        self.requested = False
+        self.error: AgreementError | None = None
+        self.waiting: list[TensorOperation] = []
+        self._spare: deque[npt.NDArray[np.uint8]] = deque(maxlen=_SPARE_BUFFERS)
+
+    def stage(self, source: npt.NDArray[Any], kernels: Kernels, threads: int) -> npt.NDArray[np.uint8]:
+        """A buffer with a copy of ``source``; goes back by :meth:`recycle`."""
+        try:
+            buffer = self._spare.pop()
+        except IndexError:
+            buffer = np.empty(self.spec.nbytes, dtype=np.uint8)
+        if self.spec.nbytes:
+            kernels.copy(buffer, source, self.spec.nbytes, threads)
+        return buffer
+
+    def recycle(self, buffer: npt.NDArray[np.uint8]) -> None:
+        """Keep ``buffer`` for a later operation."""
+        self._spare.append(buffer)
+
+    def refuse(self, error: AgreementError) -> None:
+        """Workers disagree about this name: nothing can be done with it any more."""
+        self.error = error
+        self.placed.fail(error)
+        for each in self.waiting:
+            each.pending.fail(error)
+        self.waiting.clear()
+
+
+class TensorOperation:
+    """One operation on one tensor, from ``submit`` to its result. Belongs to the worker's thread once posted.
+
+    Attributes:
+        staging: the contribution's bytes; None if this worker contributes nothing (absent).
+        output: the bytes of ``pending.output``.
+        submitted: monotonic seconds.
+        absent: whether all results so far were absent.
+        waits_for: ranks that a server named as missing, for messages.
+    """
+
+    __slots__ = (
+        "absent",
+        "operation",
+        "output",
+        "pending",
+        "priority",
+        "root",
+        "staging",
+        "step",
+        "submitted",
+        "tensor",
+        "waits_for",
+    )
+
+    def __init__(
+        self,
+        tensor: Tensor,
+        pending: Pending,
+        *,
+        operation: Operation,
+        root: int,
+        priority: int,
+        step: int,
+        staging: npt.NDArray[np.uint8] | None,
+        submitted: float,
+    ) -> None:
+        self.tensor = tensor
+        self.pending = pending
+        self.operation = operation
+        self.root = root
+        self.priority = priority
+        self.step = step
+        self.staging = staging
+        self.output: npt.NDArray[np.uint8] = pending.output.reshape(-1).view(np.uint8)
+        self.submitted = submitted
+        self.absent = True
+        self.waits_for: set[int] = set()

@@ -1,0 +1,397 @@
+"""A worker: declares tensors, pushes contributions, receives results, meets the others at barriers.
+
+Callers' threads copy their data into a staging buffer and leave a command.  One background thread owns the endpoint
+and everything behind it; it sleeps until a message, a command or the next deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy.typing as npt
+
+from byteps_py.errors import (
+    AgreementError,
+    BytePSError,
+    JobAborted,
+    NotInitializedError,
+    RemoteProtocolError,
+)
+from byteps_py.kernels import Kernels
+from byteps_py.roles.envelope import Complaints
+from byteps_py.roles.exchange import Exchange
+from byteps_py.roles.member import SCHEDULER, SchedulerLink, package_version
+from byteps_py.roles.pending import Pending, Signal
+from byteps_py.roles.process import describe_this_process
+from byteps_py.roles.tensors import Tensor, TensorOperation
+from byteps_py.settings import WorkerSettings
+from byteps_py.telemetry.metrics import SpeedRecord
+from byteps_py.transport.base import Endpoint
+from byteps_py.types import Operation, Role, TensorSpec
+from byteps_py.wire.control import (
+    Barrier,
+    BarrierDone,
+    Bye,
+    Conflict,
+    ControlMessage,
+    Declare,
+    Declared,
+    Left,
+    Register,
+    Welcome,
+)
+
+__all__ = ["Worker"]
+
+_log = logging.getLogger("byteps_py.worker")
+_REPEAT_SECONDS: Final = 5.0
+"""After so long without an answer, a question to the scheduler is asked again."""
+_CLOSE_SECONDS: Final = 4.0
+"""How long :meth:`Worker.close` waits for the contributions that are on their way and for the scheduler."""
+
+
+class Worker:
+    """The worker role over any endpoint.  Public methods may be called by any thread.
+
+    Args:
+        settings: the role's settings.
+        endpoint: not yet connected; closed by :meth:`close`.
+        incarnation: random 64-bit number of this process start.
+        kernels: for copying.
+        on_abort: called once on the worker's thread when the job ends before :meth:`close`, with the reason.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        endpoint: Endpoint,
+        incarnation: int,
+        kernels: Kernels,
+        on_abort: Callable[[BaseException], None],
+    ) -> None:
+        self.speed = SpeedRecord(time.monotonic())
+        self._settings = settings
+        self._endpoint = endpoint
+        self._incarnation = incarnation
+        self._kernels = kernels
+        self._on_abort = on_abort
+        self._complaints = Complaints(_log)
+        self._lock = threading.Lock()
+        self._commands: deque[Callable[[float], None]] = deque()
+        self._ended: BaseException | None = None
+        self._tensors: dict[str, Tensor] = {}
+        self._conflicts: dict[str, AgreementError] = {}
+        self._undeclared: list[TensorSpec] = []
+        self._declares: dict[int, Declare] = {}
+        self._last_request = 0
+        self._barriers: dict[int, Signal] = {}
+        self._last_barrier = 0
+        self._repeat_due = 0.0
+        self._exchange: Exchange | None = None
+        self._welcome: Welcome | None = None
+        self._welcomed = Signal()
+        self._closing: float | None = None
+        self._left = False
+        self._thread = threading.Thread(target=self._run, name="byteps-worker", daemon=True)
+
+    def start(self) -> Welcome:
+        """Join the job; blocks until it is complete.
+
+        Raises:
+            JobRefused, JobAborted, TransportTimeout, TransportError: it never will be.
+        """
+        self._thread.start()
+        self._welcomed.wait()
+        assert self._welcome is not None
+        return self._welcome
+
+    def declare(self, specs: Sequence[TensorSpec]) -> None:
+        """Declare tensors in one batch and wait until they are placed.
+
+        Raises:
+            AgreementError: a name is declared with another dtype or shape, here or on another worker.
+        """
+        tensors = [self._tensor(each) for each in specs]
+        self._post(lambda now: self._request(tensors))
+        for each in tensors:
+            each.placed.wait()
+
+    def submit(
+        self,
+        spec: TensorSpec,
+        source: npt.NDArray[Any] | None,
+        output: npt.NDArray[Any] | None,
+        operation: Operation,
+        *,
+        root: int = 0,
+        priority: int = 0,
+        step: int = 0,
+    ) -> Pending:
+        """Start one operation; see :meth:`byteps_py.session.Session.submit`."""
+        tensor = self._tensor(spec)
+        threads = self._settings.omp_num_threads or 1
+        staging = None if source is None else tensor.stage(source, self._kernels, threads)
+        pending = Pending(spec, output)
+        started = TensorOperation(
+            tensor,
+            pending,
+            operation=operation,
+            root=root,
+            priority=priority,
+            step=step,
+            staging=staging,
+            submitted=time.monotonic(),
+        )
+        self._post(lambda now: self._submit(now, started))
+        return pending
+
+    def barrier(self) -> None:
+        """Wait until every worker has called this as often as this one.
+
+        Raises:
+            JobAborted: a worker left without reaching the barrier, or the job ended otherwise.
+        """
+        signal = Signal()
+        with self._lock:
+            self._last_barrier += 1
+            number = self._last_barrier
+        self._post(lambda now: self._reach(now, number, signal))
+        signal.wait()
+
+    def close(self) -> None:
+        """Leave the job in order and end the thread, within a few seconds whatever the others do. Idempotent."""
+        with self._lock:
+            self._commands.append(self._begin_close)
+        self._endpoint.wake()
+        self._thread.join()
+
+    # From here on, everything runs on the worker's thread, except _tensor and _post.
+
+    def _tensor(self, spec: TensorSpec) -> Tensor:
+        with self._lock:
+            tensor = self._tensors.get(spec.name)
+            if tensor is None:
+                tensor = self._tensors[spec.name] = Tensor(spec)
+                conflict = self._conflicts.get(spec.name)
+                if conflict is not None:
+                    tensor.refuse(conflict)
+        if tensor.spec != spec:
+            raise AgreementError(
+                f"tensor {spec.name!r} is {tensor.spec.describe()} in this process and cannot become "
+                f"{spec.describe()}: give it another name"
+            )
+        return tensor
+
+    def _post(self, command: Callable[[float], None]) -> None:
+        with self._lock:
+            if self._ended is not None:
+                raise self._ended.with_traceback(None)
+            self._commands.append(command)
+        self._endpoint.wake()
+
+    def _run(self) -> None:
+        error: BaseException = NotInitializedError("shutdown() was called while this operation was on its way")
+        try:
+            self._work()
+        except BytePSError as raised:
+            error = raised
+        except BaseException as raised:
+            _log.exception("the worker thread failed")
+            error = JobAborted(f"the worker thread failed: {raised!r}; please report this with the lines above")
+        finally:
+            self._end(error)
+
+    def _work(self) -> None:
+        link = SchedulerLink(self._endpoint, self._settings, self._registration(), _log, time.monotonic())
+        self._link = link
+        while not self._may_end(time.monotonic()):
+            now = time.monotonic()
+            timeout = link.tick(now)
+            if self._exchange is not None:
+                timeout = min(timeout, self._exchange.tick(now))
+            self._repeat_questions(now)
+            for message in self._endpoint.receive(timeout):
+                now = time.monotonic()
+                if message.peer == SCHEDULER:
+                    self._receive_control(now, message.frames)
+                elif self._exchange is not None:
+                    for each in self._exchange.receive(now, message.peer, message.frames):
+                        self._complete(now, each)
+            self._run_commands(time.monotonic())
+
+    def _registration(self) -> Register:
+        settings = self._settings
+        return Register(
+            version=package_version(),
+            job_id=settings.job_id,
+            role=Role.WORKER,
+            process=describe_this_process(),
+            incarnation=self._incarnation,
+            num_worker=settings.num_worker,
+            num_server=settings.num_server,
+            worker_id=settings.worker_id,
+            local_rank=settings.local_rank,
+            local_size=settings.local_size,
+            launch_id=settings.launch_id,
+            partition_bytes=settings.partition_bytes,
+        )
+
+    def _run_commands(self, now: float) -> None:
+        while self._commands:
+            self._commands.popleft()(now)
+        if self._undeclared:
+            self._last_request += 1
+            declare = Declare(self._last_request, tuple(self._undeclared))
+            self._undeclared = []
+            self._declares[self._last_request] = declare
+            self._link.send(declare)
+            self._repeat_due = now + _REPEAT_SECONDS
+
+    def _request(self, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
+            if not tensor.requested:
+                tensor.requested = True
+                self._undeclared.append(tensor.spec)
+        if self._ended is not None:
+            for tensor in tensors:
+                tensor.placed.fail(self._ended)
+
+    def _submit(self, now: float, operation: TensorOperation) -> None:
+        tensor = operation.tensor
+        error = self._ended or tensor.error
+        if error is not None:
+            operation.pending.fail(error)
+        elif tensor.placement is None:
+            tensor.waiting.append(operation)
+            self._request([tensor])
+        else:
+            assert self._exchange is not None
+            self._exchange.submit(now, operation)
+
+    def _reach(self, now: float, number: int, signal: Signal) -> None:
+        if self._ended is not None:
+            signal.fail(self._ended)
+            return
+        self._barriers[number] = signal
+        self._link.send(Barrier(number))
+        self._repeat_due = now + _REPEAT_SECONDS
+
+    def _complete(self, now: float, operation: TensorOperation) -> None:
+        self.speed.add(now, int(time.time() * 1000), operation.tensor.spec.nbytes)
+        operation.pending.complete(operation.absent)
+
+    def _receive_control(self, now: float, frames: Sequence[memoryview]) -> None:
+        try:
+            message = self._link.receive(now, frames)
+        except RemoteProtocolError as error:
+            self._complaints.add(SCHEDULER, error)
+            return
+        if message is not None:
+            self._control(now, message)
+
+    def _control(self, now: float, message: ControlMessage) -> None:
+        if isinstance(message, Welcome):
+            self._begin(now, message)
+        elif isinstance(message, Declared):
+            self._declared(now, message)
+        elif isinstance(message, Conflict):
+            self._conflict(now, message)
+        elif isinstance(message, BarrierDone):
+            signal = self._barriers.pop(message.number, None)
+            if signal is not None:
+                signal.complete()
+        elif isinstance(message, Left):
+            assert self._welcome is not None
+            self._left = self._left or message.rank == self._welcome.rank
+        else:
+            self._complaints.add(SCHEDULER, f"an unexpected {type(message).__name__}")
+
+    def _begin(self, now: float, welcome: Welcome) -> None:
+        if self._welcome is not None:
+            return
+        self._exchange = Exchange(
+            self._endpoint,
+            settings=self._settings,
+            welcome=welcome,
+            incarnation=self._incarnation,
+            kernels=self._kernels,
+            now=now,
+        )
+        self._welcome = welcome
+        self._welcomed.complete()
+
+    def _declared(self, now: float, message: Declared) -> None:
+        self._declares.pop(message.request, None)
+        for placement in message.placements:
+            tensor = self._tensors.get(placement.name)
+            if tensor is None or tensor.placement is not None:
+                continue
+            tensor.placement = placement
+            tensor.placed.complete()
+            waiting, tensor.waiting = tensor.waiting, []
+            for operation in waiting:
+                self._submit(now, operation)
+
+    def _conflict(self, now: float, message: Conflict) -> None:
+        error = AgreementError(message.text)
+        with self._lock:
+            self._conflicts.setdefault(message.name, error)
+            tensor = self._tensors.get(message.name)
+        if tensor is not None:
+            tensor.refuse(error)
+            if self._exchange is not None:
+                self._exchange.fail_tensor(now, tensor, error)
+
+    def _repeat_questions(self, now: float) -> None:
+        """The scheduler answers everything; if it did not, the question or the answer was lost with a connection."""
+        if now < self._repeat_due:
+            return
+        self._repeat_due = now + _REPEAT_SECONDS
+        for declare in self._declares.values():
+            self._link.send(declare)
+        for number in self._barriers:
+            self._link.send(Barrier(number))
+
+    def _begin_close(self, now: float) -> None:
+        if self._closing is None:
+            self._closing = now + _CLOSE_SECONDS
+            self._bye_due = now
+
+    def _may_end(self, now: float) -> bool:
+        """Whether it is time to go: the contributions that others wait for are out, and the scheduler knows."""
+        if self._closing is None:
+            return False
+        if self._left or self._exchange is None or now >= self._closing:
+            return True
+        if self._exchange.unsent == 0 and now >= self._bye_due:
+            self._bye_due = now + 1.0
+            self._link.send(Bye())
+        return False
+
+    def _end(self, error: BaseException) -> None:
+        with self._lock:
+            self._ended = error
+            tensors = list(self._tensors.values())
+        self._welcomed.fail(error)
+        if self._exchange is not None:
+            self._exchange.fail_all(error)
+        for tensor in tensors:
+            tensor.placed.fail(error)
+            for operation in tensor.waiting:
+                operation.pending.fail(error)
+        for signal in self._barriers.values():
+            signal.fail(error)
+        self._drain()
+        self._endpoint.close()
+        if self._closing is None and self._welcome is not None:
+            self._on_abort(error)
+
+    def _drain(self) -> None:
+        """Commands that nobody will perform any more tell their callers so."""
+        while self._commands:
+            self._commands.popleft()(time.monotonic())
