@@ -25,6 +25,7 @@ __all__ = [
     "is_distributed",
     "read",
     "read_role",
+    "runs_alone",
     "settings_class",
     "variables_of",
 ]
@@ -294,6 +295,34 @@ def is_distributed(settings: JobSettings) -> bool:
     """Whether the job uses a scheduler and servers at all: more than one machine or one process, or forced."""
     several = isinstance(settings, WorkerSettings) and settings.local_size > 1
     return settings.num_worker > 1 or settings.force_distributed or several
+
+
+def runs_alone(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether a worker of this environment is a job of its own: one process that uses no scheduler and no server.
+
+    Raises:
+        SettingsError: the environment describes a distributed job but gives this process no role in it.
+    """
+    source = os.environ if environ is None else environ
+    words = {name: source.get(name, "").strip() for name in ("DMLC_NUM_WORKER", "BYTEPS_LOCAL_SIZE")}
+    forced = source.get("BYTEPS_FORCE_DISTRIBUTED", "").strip().lower() not in ("", "0", "false", "no", "off")
+    alone = not forced and all(word in ("", "1") for word in words.values())
+    if read_role(source) is None:
+        if not alone:
+            raise SettingsError(
+                f"DMLC_ROLE is not set, but {_first_sign(words)} describes a distributed job: "
+                "set DMLC_ROLE=worker, or start by `bpslaunch`"
+            )
+        return True
+    return alone and words["DMLC_NUM_WORKER"] == "1"
+
+
+def _first_sign(words: Mapping[str, str]) -> str:
+    """The variable that speaks of several workers."""
+    for name, word in words.items():
+        if word not in ("", "1"):
+            return f"{name}={word}"
+    return "BYTEPS_FORCE_DISTRIBUTED"
 
 
 def settings_class(role: Role) -> type[JobSettings]:

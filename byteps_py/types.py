@@ -110,7 +110,9 @@ class Operation(enum.IntEnum):
 
     SUM = 1
     AVERAGE = 2
+    """SUM divided by the number of workers."""
     BROADCAST = 3
+    """The contribution of one worker, the root."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,198 @@
+"""Push, pull and broadcast on NumPy arrays.
+
+All functions may be called by any thread of a process that called :func:`byteps_py.session.init`; before that they
+raise NotInitializedError.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from byteps_py.errors import UnsupportedError
+from byteps_py.roles.pending import Pending
+from byteps_py.session import current
+from byteps_py.types import DType, Operation, TensorSpec
+
+__all__ = ["AVG", "SUM", "broadcast", "declare", "poll", "push_pull", "push_pull_async", "synchronize"]
+
+SUM: Final = Operation.SUM
+AVG: Final = Operation.AVERAGE
+
+
+class _Handles:
+    """The operations whose handles callers hold. Any thread."""
+
+    def __init__(self) -> None:
+        self._next = itertools.count(1)
+        self._pending: dict[int, tuple[Pending, npt.NDArray[Any], npt.NDArray[Any] | None]] = {}
+
+    def add(self, pending: Pending, result: npt.NDArray[Any], target: npt.NDArray[Any] | None) -> int:
+        """Keep an operation; ``result`` views its output, ``target`` is where a copy must go in the end."""
+        handle = next(self._next)
+        self._pending[handle] = (pending, result, target)
+        return handle
+
+    def get(self, handle: int) -> Pending:
+        """The operation behind ``handle``."""
+        try:
+            return self._pending[handle][0]
+        except KeyError:
+            raise _unknown(handle) from None
+
+    def finish(self, handle: int) -> npt.NDArray[Any]:
+        """Wait for the operation, give its handle back, return the result."""
+        try:
+            pending, result, target = self._pending.pop(handle)
+        except KeyError:
+            raise _unknown(handle) from None
+        pending.wait()
+        if target is None:
+            return result
+        np.copyto(target, result)
+        return target
+
+
+def _unknown(handle: int) -> ValueError:
+    return ValueError(
+        f"handle {handle!r} is not known: it was synchronized already, or never returned by push_pull_async"
+    )
+
+
+_handles = _Handles()
+
+
+def declare(name: str, shape: Sequence[int] | None = None, dtype: npt.DTypeLike = np.float32) -> None:
+    """Announce a tensor before its first use, which saves that use a round trip.
+
+    With the name alone, as in BytePS, nothing is done: tensors are matched by name here, not by order.
+    """
+    session = current()
+    if shape is not None:
+        session.declare([TensorSpec(name, DType.from_numpy(dtype), tuple(shape))])
+
+
+def push_pull_async(
+    array: npt.ArrayLike,
+    name: str | None = None,
+    op: Operation = SUM,
+    *,
+    priority: int = 0,
+    version: int = 0,
+    out: npt.NDArray[Any] | None = None,
+) -> int:
+    """Start to sum (or average) ``array`` over all workers.
+
+    Args:
+        array: any shape, contiguous or not, of a dtype that :class:`~byteps_py.types.DType` lists
+            (``ml_dtypes.bfloat16`` included); copied before this returns.
+        name: matches the arrays of different workers; None takes an automatic name, by the order of unnamed calls.
+        op: :data:`SUM` or :data:`AVG`.
+        priority: higher goes first.
+        version: must be the same on all workers, such as the training step.
+        out: receives the result; may be ``array``. None makes a new array.
+
+    Returns:
+        A handle for :func:`poll` and :func:`synchronize`.
+
+    Raises:
+        UnsupportedError: the dtype cannot be summed, or ``out`` does not fit.
+        AgreementError: the name had another dtype or shape before.
+    """
+    if op not in (SUM, AVG):
+        raise UnsupportedError(f"push_pull computes SUM or AVG, not {op!r}; use broadcast() for a broadcast")
+    return _start(np.asarray(array), name, op, out, priority=priority, version=version)
+
+
+def push_pull(
+    array: npt.ArrayLike,
+    name: str | None = None,
+    op: Operation = SUM,
+    *,
+    priority: int = 0,
+    version: int = 0,
+    out: npt.NDArray[Any] | None = None,
+) -> npt.NDArray[Any]:
+    """:func:`push_pull_async` and :func:`synchronize` in one."""
+    return synchronize(push_pull_async(array, name, op, priority=priority, version=version, out=out))
+
+
+def broadcast(
+    array: npt.ArrayLike, root_rank: int = 0, name: str | None = None, *, out: npt.NDArray[Any] | None = None
+) -> npt.NDArray[Any]:
+    """The array of ``root_rank``, bit for bit, on every worker; all pass one of the same dtype and shape.
+
+    Raises:
+        ValueError: there is no worker of that rank.
+        UnsupportedError, AgreementError: as :func:`push_pull_async`.
+    """
+    return synchronize(_start(np.asarray(array), name, Operation.BROADCAST, out, root=root_rank))
+
+
+def poll(handle: int) -> bool:
+    """Whether :func:`synchronize` would return at once.
+
+    Raises:
+        ValueError: the handle is not known.
+    """
+    current()
+    return _handles.get(handle).done()
+
+
+def synchronize(handle: int) -> npt.NDArray[Any]:
+    """Wait for an operation and return its result; the handle is used up.
+
+    Raises:
+        ValueError: the handle is not known.
+        AgreementError: workers disagree; both sides are named with their values.
+        ParticipantLeft: a worker left the job before it contributed.
+        JobAborted, TransportTimeout: the job cannot go on.
+    """
+    return _handles.finish(handle)
+
+
+def _start(
+    array: npt.NDArray[Any],
+    name: str | None,
+    op: Operation,
+    out: npt.NDArray[Any] | None,
+    *,
+    root: int = 0,
+    priority: int = 0,
+    version: int = 0,
+) -> int:
+    session = current()
+    if not 0 <= root < session.size:
+        raise ValueError(f"root_rank={root} is not a worker: ranks are 0 to {session.size - 1}")
+    dtype = DType.from_numpy(array.dtype)
+    spec = TensorSpec(f"byteps.noname.{next(session.unnamed)}" if name is None else name, dtype, array.shape)
+    source = np.ascontiguousarray(array).reshape(array.shape).view(dtype.storage)
+    target = None
+    if out is not None:
+        _check_out(out, array)
+        if not out.flags.c_contiguous:
+            target, out = out, None
+    result = np.empty(array.shape, array.dtype) if out is None else out
+    contributes = op is not Operation.BROADCAST or session.rank == root
+    pending = session.submit(
+        spec,
+        source if contributes else None,
+        result.view(dtype.storage),
+        op,
+        root=root,
+        priority=priority,
+        step=version,
+    )
+    return _handles.add(pending, result, target)
+
+
+def _check_out(out: npt.NDArray[Any], array: npt.NDArray[Any]) -> None:
+    if out.shape != array.shape or out.dtype != array.dtype or not out.flags.writeable:
+        raise UnsupportedError(
+            f"out must be a writable {array.dtype} array of shape {array.shape}, not {out.dtype} {out.shape}"
+            f"{'' if out.flags.writeable else ' (read-only)'}"
+        )

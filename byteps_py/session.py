@@ -1,0 +1,287 @@
+"""Membership of this process in a job: join, leave, rank and size.
+
+Module functions act on the one session of this process (:mod:`byteps_py.operations` has those on arrays); plugins for frameworks build on :class:`Session`, which
+:func:`current` returns.  All functions may be called by any thread, and only in the process that called
+:func:`init`: a forked child has no session.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import logging
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import numpy.typing as npt
+
+from byteps_py import kernels
+from byteps_py.errors import NotInitializedError, SettingsError
+from byteps_py.roles.local import LocalWorker
+from byteps_py.roles.member import worker_identity
+from byteps_py.roles.pending import Pending
+from byteps_py.roles.worker import Worker
+from byteps_py.settings import MAX_PARTITION_BYTES, WorkerSettings, read, read_role, runs_alone
+from byteps_py.telemetry import logs
+from byteps_py.telemetry.metrics import SpeedRecord
+from byteps_py.transport.zmq import ZmqEndpoint
+from byteps_py.types import Operation, Role, TensorSpec
+
+__all__ = [
+    "Session",
+    "barrier",
+    "current",
+    "get_pushpull_speed",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "rank",
+    "shutdown",
+    "size",
+    "step",
+]
+
+_log = logging.getLogger("byteps_py.worker")
+_EXIT_GRACE_SECONDS: Final = 4.0
+"""Between the end of an aborted job and the end of this process, for handlers that save what they can."""
+
+
+class _Worker(Protocol):
+    speed: SpeedRecord
+
+    def declare(self, specs: Sequence[TensorSpec]) -> None: ...
+
+    def submit(
+        self,
+        spec: TensorSpec,
+        source: npt.NDArray[Any] | None,
+        output: npt.NDArray[Any] | None,
+        operation: Operation,
+        *,
+        root: int = 0,
+        priority: int = 0,
+        step: int = 0,
+    ) -> Pending: ...
+
+    def barrier(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Session:
+    """This process's membership in a job.  Methods may be called by any thread.
+
+    Attributes:
+        rank, size: place among all worker processes, and their number.
+        local_rank, local_size: the same on this machine.
+        steps, samples: what :meth:`mark_step` counted.
+        unnamed: numbers for operations without a name.
+    """
+
+    def __init__(self, worker: _Worker, rank: int = 0, size: int = 1, local_rank: int = 0, local_size: int = 1) -> None:
+        self.rank = rank
+        self.size = size
+        self.local_rank = local_rank
+        self.local_size = local_size
+        self.steps = 0
+        self.samples = 0
+        self.unnamed = itertools.count()
+        self._worker = worker
+        self._lock = threading.Lock()
+
+    @property
+    def speed(self) -> SpeedRecord:
+        """How many bytes have been summed, over time."""
+        return self._worker.speed
+
+    def declare(self, specs: Sequence[TensorSpec]) -> None:
+        """Declare tensors in one batch, so that they are spread evenly over the servers; waits until that is done.
+
+        Raises:
+            AgreementError: a name has another dtype or shape here or on another worker; both sides are named.
+        """
+        self._worker.declare(specs)
+
+    def submit(
+        self,
+        spec: TensorSpec,
+        source: npt.NDArray[Any] | None,
+        output: npt.NDArray[Any] | None,
+        operation: Operation,
+        *,
+        root: int = 0,
+        priority: int = 0,
+        step: int = 0,
+    ) -> Pending:
+        """Start one operation on one tensor and return at once.
+
+        Args:
+            spec: name, dtype and shape; a name that was not declared is declared on the way.
+            source: C-contiguous array of ``spec.dtype.storage`` with ``spec.count`` elements; copied before this
+                returns. None contributes nothing: it counts as zero, and for BROADCAST it is what all but the root
+                pass.
+            output: writable C-contiguous array like ``source``, and possibly the same, that receives the result; it
+                must not be touched before the operation is done. None makes a new array of ``spec.shape``.
+            operation: must be the same on all workers, as must ``root`` and ``step``.
+            root: for BROADCAST, whose contribution is the result.
+            priority: higher goes first where several wait.
+            step: the training step, as the caller counts it.
+
+        Raises:
+            AgreementError: the name has another dtype or shape in this process.
+            BytePSError: the job has ended.
+        """
+        return self._worker.submit(spec, source, output, operation, root=root, priority=priority, step=step)
+
+    def barrier(self) -> None:
+        """Wait until every worker has called this as often as this one."""
+        self._worker.barrier()
+
+    def mark_step(self, samples: int | None = None) -> None:
+        """Count a finished training step, and the samples that this worker trained on in it."""
+        with self._lock:
+            self.steps += 1
+            self.samples += samples or 0
+
+    def close(self) -> None:
+        """Leave the job; takes a few seconds at most. Idempotent."""
+        self._worker.close()
+
+
+_state_lock = threading.Lock()
+_session: Session | None = None
+_session_pid = 0
+
+
+def init(lazy: bool = True) -> None:
+    """Join the job that the ``DMLC_*`` variables describe; blocks until it is complete.
+
+    Without ``DMLC_ROLE``, and with ``DMLC_NUM_WORKER=1`` unless ``BYTEPS_FORCE_DISTRIBUTED=1``, this process is a job
+    of its own and nothing is connected.  A second call does nothing.  The session ends by :func:`shutdown`, which also
+    runs when the interpreter exits.
+
+    Args:
+        lazy: accepted because BytePS has it; the connection is always made at once.
+
+    Raises:
+        SettingsError: with every variable that is missing or wrong.
+        JobRefused, JobAborted, TransportError: the job cannot be joined; the message says why.
+    """
+    del lazy
+    global _session, _session_pid
+    with _state_lock:
+        if _session is not None and _session_pid == os.getpid():
+            return
+        role = read_role()
+        if role in (Role.SERVER, Role.SCHEDULER):
+            raise SettingsError(
+                f"DMLC_ROLE={role}: a {role} runs no training script; start it by `bpslaunch` or `bps {role}`"
+            )
+        session = Session(LocalWorker()) if runs_alone() else _join(read(WorkerSettings))
+                _session, _session_pid = session, os.getpid()
+        atexit.register(_leave_at_exit, session, _session_pid)
+
+
+def shutdown() -> None:
+    """Leave the job; what is still on its way fails with NotInitializedError. Does nothing without a session."""
+    global _session
+    with _state_lock:
+        session, _session = _session, None
+        if session is not None and _session_pid == os.getpid():
+            atexit.unregister(_leave_at_exit)
+            session.close()
+
+
+def is_initialized() -> bool:
+    """Whether this process has a session."""
+    return _session is not None and _session_pid == os.getpid()
+
+
+def current() -> Session:
+    """The session of this process.
+
+    Raises:
+        NotInitializedError: there is none.
+    """
+    session = _session
+    if session is None:
+        raise NotInitializedError("byteps_py is not initialized: call init() first")
+    if _session_pid != os.getpid():
+        raise NotInitializedError(
+            "this process was forked from a worker and has no session: call init() in one process"
+        )
+    return session
+
+
+def rank() -> int:
+    """Place of this process among all worker processes, from 0."""
+    return current().rank
+
+
+def size() -> int:
+    """Number of worker processes."""
+    return current().size
+
+
+def local_rank() -> int:
+    """Place of this process among the worker processes of its machine, from 0."""
+    return current().local_rank
+
+
+def local_size() -> int:
+    """Number of worker processes on this machine."""
+    return current().local_size
+
+
+def barrier() -> None:
+    """Wait until every worker has called this as often as this one."""
+    current().barrier()
+
+
+def step(samples: int | None = None) -> None:
+    """Mark the end of a training step; ``samples`` is how many this worker trained on in it."""
+    current().mark_step(samples)
+
+
+def get_pushpull_speed() -> tuple[int, float]:
+    """The oldest unread point of the speed record: milliseconds since the epoch, and MB/s; ``(0, -5.0)`` if none."""
+    return current().speed.take()
+
+
+def _join(settings: WorkerSettings) -> Session:
+    logs.configure(settings.log_level, "worker")
+    chosen = kernels.select(settings.kernels)
+    incarnation = secrets.randbits(64)
+    endpoint = ZmqEndpoint(worker_identity(incarnation), MAX_PARTITION_BYTES)
+    worker = Worker(settings, endpoint, incarnation, chosen, _end_soon)
+    welcome = worker.start()
+    me = welcome.participants[welcome.rank]
+    logs.configure(settings.log_level, f"worker {welcome.rank}")
+    return Session(worker, welcome.rank, len(welcome.participants), me.local_rank, me.local_size)
+
+
+def _leave_at_exit(session: Session, pid: int) -> None:
+    """A child that was forked without exec inherits this handler, and must not say goodbye for its parent."""
+    if pid == os.getpid():
+        session.close()
+
+
+def _end_soon(reason: BaseException) -> None:
+    """The job is over before its time: say why, and make sure that this process does not outlive it for long."""
+    _log.error("%s", reason)
+    watchdog = threading.Timer(_EXIT_GRACE_SECONDS, _exit_now)
+    watchdog.daemon = True
+    watchdog.start()
+
+
+def _exit_now() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or replaced by something else
+            stream.flush()
+    os._exit(1)
