@@ -1,8 +1,8 @@
 """Membership of this process in a job: join, leave, rank and size.
 
-Module functions act on the one session of this process (:mod:`byteps_py.operations` has those on arrays); plugins for frameworks build on :class:`Session`, which
-:func:`current` returns.  All functions may be called by any thread, and only in the process that called
-:func:`init`: a forked child has no session.
+Module functions act on the one session of this process (:mod:`byteps_py.operations` has those on arrays); plugins
+for frameworks build on :class:`Session`, which :func:`current` returns.  All functions may be called by any thread,
+and only in the process that called :func:`init`: a forked child has no session.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def init(lazy: bool = True) -> None:
                 f"DMLC_ROLE={role}: a {role} runs no training script; start it by `bpslaunch` or `bps {role}`"
             )
         session = Session(LocalWorker()) if runs_alone() else _join(read(WorkerSettings))
-                _session, _session_pid = session, os.getpid()
+        _session, _session_pid = session, os.getpid()
         atexit.register(_leave_at_exit, session, _session_pid)
 
 
