@@ -1,0 +1,187 @@
+"""Every transport keeps the promises of ``transport/base.py``."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from byteps_py.errors import TransportError
+from byteps_py.transport.base import Endpoint, Message, tcp_address
+from byteps_py.transport.loopback import LoopbackNetwork
+from byteps_py.transport.zmq import ZmqEndpoint, address_towards
+
+Make = Callable[[bytes], Endpoint]
+ANY = "tcp://127.0.0.1:0"
+
+
+@pytest.fixture(params=["zmq", "loopback"])
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Makes endpoints of one kind and closes them afterwards."""
+    network = LoopbackNetwork()
+    made: list[Endpoint] = []
+
+    def build(identity: bytes) -> Endpoint:
+        made.append(ZmqEndpoint(identity) if request.param == "zmq" else network.endpoint(identity))
+        return made[-1]
+
+    yield build
+    for each in made:
+        each.close()
+
+
+def receive(endpoint: Endpoint, count: int) -> list[Message]:
+    """Exactly ``count`` messages, within ten seconds."""
+    messages: list[Message] = []
+    deadline = time.monotonic() + 10
+    while len(messages) < count and time.monotonic() < deadline:
+        messages += endpoint.receive(0.2)
+    assert len(messages) == count
+    return messages
+
+
+def contents(message: Message) -> list[bytes]:
+    return [bytes(each) for each in message.frames]
+
+
+def test_a_message_and_its_answer_arrive_whole(make: Make) -> None:
+    server, client = make(b"server"), make(b"client-7")
+    client.connect(b"the-server", server.listen(ANY))
+    assert client.send(b"the-server", [b"head", b"x" * 300_000])
+    (message,) = receive(server, 1)
+    assert message.peer == b"client-7"
+    assert contents(message) == [b"head", b"x" * 300_000]
+    assert server.send(b"client-7", [b"answer"])
+    (answer,) = receive(client, 1)
+    assert answer.peer == b"the-server"
+    assert contents(answer) == [b"answer"]
+
+
+def test_order_is_kept_per_peer(make: Make) -> None:
+    server = make(b"server")
+    address = server.listen(ANY)
+    clients = [make(b"client-%d" % index) for index in range(3)]
+    for client in clients:
+        client.connect(b"server", address)
+    for number in range(200):
+        for client in clients:
+            client.send(b"server", [b"%d" % number])
+    seen: dict[bytes, list[int]] = {}
+    for message in receive(server, 600):
+        seen.setdefault(message.peer, []).append(int(bytes(message.frames[0])))
+    assert seen == {b"client-%d" % index: list(range(200)) for index in range(3)}
+
+
+def test_what_was_sent_before_the_peer_listens_arrives(make: Make) -> None:
+    first = make(b"first")
+    address = first.listen(ANY)
+    first.close()
+    client = make(b"client")
+    client.connect(b"server", address)
+    assert client.send(b"server", [b"early"])
+    server = make(b"server")
+    assert server.listen(address) == address
+    client.receive(0)
+    assert contents(receive(server, 1)[0]) == [b"early"]
+
+
+def test_an_unknown_peer_is_told_by_false(make: Make) -> None:
+    server = make(b"server")
+    assert server.send(b"nobody", [b"x"]) is False
+    server.listen(ANY)
+    assert server.send(b"nobody", [b"x"]) is False
+
+
+def test_received_memory_is_the_receivers_own(make: Make) -> None:
+    server, client = make(b"server"), make(b"client")
+    client.connect(b"server", server.listen(ANY))
+    mine = bytearray(b"a" * 200_000)
+    client.send(b"server", [b"head", mine])
+    (message,) = receive(server, 1)
+    message.frames[1][0] = ord("b")
+    assert mine == b"a" * 200_000
+
+
+def test_wake_ends_a_wait_from_another_thread(make: Make) -> None:
+    endpoint = make(b"sleeper")
+    endpoint.listen(ANY)
+    waker = threading.Timer(0.1, endpoint.wake)
+    waker.start()
+    assert endpoint.receive(30) == []
+    waker.join()
+
+
+def test_a_wake_before_the_wait_is_not_lost(make: Make) -> None:
+    endpoint = make(b"sleeper")
+    endpoint.wake()
+    assert endpoint.receive(30) == []
+
+
+def test_an_address_in_use_is_named(make: Make) -> None:
+    address = make(b"one").listen(ANY)
+    with pytest.raises(TransportError, match=address.rpartition(":")[2]):
+        make(b"two").listen(address)
+
+
+def test_connecting_twice_is_refused(make: Make) -> None:
+    client = make(b"client")
+    client.connect(b"server", "tcp://127.0.0.1:1")
+    with pytest.raises(TransportError, match="connected already"):
+        client.connect(b"server", "tcp://127.0.0.1:1")
+
+
+def test_close_twice_and_wake_after_close_are_harmless(make: Make) -> None:
+    endpoint = make(b"x")
+    endpoint.listen(ANY)
+    endpoint.close()
+    endpoint.close()
+    endpoint.wake()
+
+
+def test_a_reconnecting_peer_is_served_again(make: Make) -> None:
+    server = make(b"server")
+    address = server.listen(ANY)
+    for attempt in (b"first", b"second"):
+        client = make(b"client")
+        client.connect(b"server", address)
+        client.send(b"server", [attempt])
+        assert contents(receive(server, 1)[0]) == [attempt]
+        assert server.send(b"client", [b"answer to " + attempt])
+        assert contents(receive(client, 1)[0]) == [b"answer to " + attempt]
+        client.close()
+
+
+class TestZmqAddresses:
+    def test_an_address_must_be_tcp(self) -> None:
+        endpoint = ZmqEndpoint(b"x")
+        with pytest.raises(TransportError, match="tcp://host:port"):
+            endpoint.connect(b"y", "ipc:///somewhere")
+        endpoint.close()
+
+    def test_an_unknown_name_is_named(self) -> None:
+        endpoint = ZmqEndpoint(b"x")
+        with pytest.raises(TransportError, match=r"no-such-host\.invalid"):
+            endpoint.connect(b"y", "tcp://no-such-host.invalid:1")
+        endpoint.close()
+
+    def test_a_foreign_address_falls_back_to_all(self) -> None:
+        endpoint = ZmqEndpoint(b"x")
+        assert endpoint.listen("tcp://192.0.2.1:0").startswith(("tcp://0.0.0.0:", "tcp://[::]:"))
+        endpoint.close()
+
+    def test_the_own_address_towards_loopback_is_loopback(self) -> None:
+        assert address_towards("127.0.0.1", 9) == "127.0.0.1"
+
+    def test_brackets_for_version_six(self) -> None:
+        assert tcp_address("::1", 5) == "tcp://[::1]:5"
+        assert tcp_address("host", 5) == "tcp://host:5"
+
+    def test_a_frame_beyond_the_limit_is_not_read(self) -> None:
+        server, client = ZmqEndpoint(b"s", max_message_bytes=1000), ZmqEndpoint(b"c")
+        client.connect(b"s", server.listen(ANY))
+        client.send(b"s", [b"x" * 100_000])
+        assert server.receive(0.3) == []
+        server.close()
+        client.close()
