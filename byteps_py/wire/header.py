@@ -21,6 +21,8 @@ __all__ = [
     "ACCEPT_ENTRY",
     "HEADER_SIZE",
     "MAGIC",
+    "MAX_ELEMENTS",
+    "MAX_REASON_BYTES",
     "PROTOCOL_VERSION",
     "RANK_ENTRY",
     "Flag",
@@ -88,7 +90,8 @@ class Header(msgspec.Struct, frozen=True):
         round: counter of the key's rounds within the epoch, from 1.
         step: the training step the contribution belongs to, as the caller counts it; must agree within a round.
         offset, count: place in the flat tensor and number of elements.
-        length: bytes of the payload frame; 0 means that there is none, except for a PUSH or RESULT of 0 elements.
+        codec: how the payload is compressed; only 0, not at all, is known.
+        length: bytes of the payload frame; 0 where there is none, so also for a PUSH or RESULT of 0 elements.
         root: for BROADCAST, the rank whose contribution is the result.
         detail: for RESULT, the number of contributors; for ACCEPT and WAITING, the number of entries; for REJECT, 1 if
             the cause is a worker that left and 0 if it is a disagreement; else 0.
@@ -206,7 +209,8 @@ def decode(frame: bytes | bytearray | memoryview, payload_length: int | None) ->
 _ALL_FLAGS: Final = int(Flag.ABSENT | Flag.WANT_RESULT)
 _FLAGS_OF: Final = {Opcode.PUSH: _ALL_FLAGS, Opcode.RESULT: int(Flag.ABSENT)}
 """Flags that a message may carry; the others carry none."""
-_DETAIL_OF: Final = {Opcode.RESULT: 2**32 - 1, Opcode.ACCEPT: 2**32 - 1, Opcode.REJECT: 1}
+_ANY: Final = 2**32 - 1
+_DETAIL_OF: Final = {Opcode.RESULT: _ANY, Opcode.ACCEPT: _ANY, Opcode.WAITING: _ANY, Opcode.REJECT: 1}
 """Largest ``detail`` of a message; the others carry 0."""
 
 
@@ -233,7 +237,11 @@ def _length_problem(header: Header) -> str | None:
         expected = 0 if int(header.flags) & int(Flag.ABSENT) else header.count * header.dtype.itemsize
         what = f"{header.count} {header.dtype.label} elements"
     elif opcode is Opcode.ACCEPT:
-        expected, what = max(1, header.detail) * ACCEPT_ENTRY.size, f"{header.detail} entries"
+        if not header.detail:
+            return "ACCEPT of 0 entries"
+        expected, what = header.detail * ACCEPT_ENTRY.size, f"{header.detail} entries"
+    elif opcode is Opcode.WAITING:
+        expected, what = header.detail * RANK_ENTRY.size, f"{header.detail} ranks"
     elif opcode is Opcode.REJECT:
         expected, what = min(max(1, length), MAX_REASON_BYTES), "a reason"
     else:

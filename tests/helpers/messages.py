@@ -1,0 +1,174 @@
+"""One example of every message: the golden files hold their bytes, and the fuzz tests start from them."""
+
+from __future__ import annotations
+
+import struct
+
+from byteps_py.types import DType, Operation, Participant, Partition, Role, ServerInfo, TensorSpec, make_key
+from byteps_py.wire import control
+from byteps_py.wire.control import ControlMessage
+from byteps_py.wire.header import Flag, Header, Opcode
+
+JOB = 0x0123456789ABCDEF
+WORKER = 0x1122334455667788
+SERVER = 0x99AABBCCDDEEFF00
+PROCESS = control.ProcessInfo(host="node-a", host_id="boot:4026531836", pid=4242, started=98765)
+
+DATA: dict[str, tuple[Header, bytes | None]] = {
+    "push": (
+        Header(
+            opcode=Opcode.PUSH,
+            sender=1,
+            job=JOB,
+            incarnation=WORKER,
+            epoch=2,
+            key=make_key(7, 3),
+            round=5,
+            dtype=DType.FLOAT32,
+            operation=Operation.AVERAGE,
+            flags=Flag.WANT_RESULT,
+            step=41,
+            offset=3072,
+            count=2,
+            length=8,
+        ),
+        struct.pack("<2f", 1.0, -2.5),
+    ),
+    "push-absent": (
+        Header(
+            opcode=Opcode.PUSH,
+            sender=1,
+            job=JOB,
+            incarnation=WORKER,
+            epoch=2,
+            key=make_key(8, 0),
+            round=1,
+            dtype=DType.BFLOAT16,
+            operation=Operation.BROADCAST,
+            flags=Flag.ABSENT | Flag.WANT_RESULT,
+            root=513,
+            count=1000,
+        ),
+        None,
+    ),
+    "pull": (
+        Header(opcode=Opcode.PULL, sender=0, job=JOB, incarnation=WORKER, epoch=0, key=make_key(7, 3), round=5),
+        None,
+    ),
+    "accept": (
+        Header(
+            opcode=Opcode.ACCEPT,
+            sender=3,
+            job=JOB,
+            incarnation=SERVER,
+            epoch=0,
+            key=0,
+            round=0,
+            detail=2,
+            length=32,
+        ),
+        struct.pack("<4Q", make_key(7, 3), 5, make_key(8, 0), 1),
+    ),
+    "result": (
+        Header(
+            opcode=Opcode.RESULT,
+            sender=3,
+            job=JOB,
+            incarnation=SERVER,
+            epoch=0,
+            key=make_key(7, 3),
+            round=5,
+            dtype=DType.INT8,
+            detail=4,
+            step=41,
+            count=3,
+            length=3,
+        ),
+        b"\x01\xff\x80",
+    ),
+    "missing": (
+        Header(opcode=Opcode.MISSING, sender=3, job=JOB, incarnation=SERVER, epoch=0, key=make_key(7, 3), round=5),
+        None,
+    ),
+    "reject": (
+        Header(
+            opcode=Opcode.REJECT,
+            sender=3,
+            job=JOB,
+            incarnation=SERVER,
+            epoch=0,
+            key=make_key(7, 3),
+            round=5,
+            detail=1,
+            length=16,
+        ),
+        b"worker 1 left: 3",
+    ),
+    "waiting": (
+        Header(
+            opcode=Opcode.WAITING,
+            sender=3,
+            job=JOB,
+            incarnation=SERVER,
+            epoch=0,
+            key=make_key(7, 3),
+            round=5,
+            detail=2,
+            length=8,
+        ),
+        struct.pack("<2I", 0, 70000),
+    ),
+}
+"""By the name of the golden file: header and payload."""
+
+CONTROL: dict[str, ControlMessage] = {
+    "register": control.Register(
+        version="0.1.0",
+        job_id="digits",
+        role=Role.WORKER,
+        process=PROCESS,
+        incarnation=WORKER,
+        num_worker=2,
+        num_server=1,
+        worker_id=1,
+        local_rank=0,
+        local_size=2,
+        launch_id="a1b2",
+        address="",
+        partition_bytes=4096000,
+    ),
+    "refused": control.Refused(reason="another job"),
+    "waiting": control.Waiting(text="waiting 10 s for 1 of 2 workers"),
+    "welcome": control.Welcome(
+        job=JOB,
+        epoch=0,
+        rank=1,
+        participants=(
+            Participant(0, 0, 0, 1, "node-a", 4242, WORKER),
+            Participant(1, 1, 0, 1, "node-b", 17, 2**64 - 1),
+        ),
+        servers=(ServerInfo(0, "tcp://10.0.0.3:40000", "node-c", 99, SERVER),),
+    ),
+    "declare": control.Declare(
+        request=1,
+        tensors=(TensorSpec("Gradient.weight", DType.FLOAT16, (3, 4)), TensorSpec("scalar", DType.INT64, ())),
+    ),
+    "declared": control.Declared(
+        request=1,
+        placements=(
+            control.Placement("Gradient.weight", 0, (Partition(make_key(0, 0), 0, 8, 1), Partition(1, 8, 4, 0))),
+            control.Placement("scalar", 1, (Partition(make_key(1, 0), 0, 1, 0),)),
+        ),
+    ),
+    "conflict": control.Conflict(name="w", text="tensor 'w' is float32 (3,) on worker 0 but int8 (3,) on worker 1"),
+    "barrier": control.Barrier(number=300),
+    "barrier-done": control.BarrierDone(number=300),
+    "heartbeat": control.Heartbeat(),
+    "heartbeat-reply": control.HeartbeatReply(scheduler=PROCESS),
+    "bye": control.Bye(),
+    "left": control.Left(rank=1),
+    "child-ended": control.ChildEnded(job_id="digits", process=PROCESS, status=-9),
+    "abort": control.Abort(reason="worker 1 (pid 17 on node-b) was lost"),
+    "finished": control.Finished(),
+}
+"""By type tag, which is also the name of the golden file behind ``control-``."""
