@@ -1,0 +1,75 @@
+"""Why a contribution was refused or a round cannot complete, in words: who, with which values, and what to do.
+
+Pure text over plain values, for :mod:`byteps_py.core.aggregation`.  The receiver knows the tensor's name and puts it
+in front.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from byteps_py.types import DType, Operation
+
+__all__ = ["Terms", "ahead", "departure", "disagreement", "gone", "stranger", "uncounted", "unknown_root"]
+
+Terms: TypeAlias = tuple[DType, Operation, int, int, int, int]
+"""What contributions to one round agree on: dtype, operation, root, step, offset, count."""
+
+_SAME_CALLS = "all workers must make the same calls on a tensor in the same order"
+
+
+def disagreement(round: int, rank: int, terms: Terms, other_rank: int, other_terms: Terms) -> str:
+    """Two contributions to one round contradict each other; the lower rank is named first."""
+    sides = [(rank, terms, other_terms), (other_rank, other_terms, terms)]
+    first, second = (_side(*side) for side in sorted(sides, key=lambda side: side[0]))
+    return f"workers disagree in round {round}: {first}, {second}; {_SAME_CALLS}"
+
+
+def unknown_root(rank: int, terms: Terms, size: int) -> str:
+    """A BROADCAST comes from nobody."""
+    return f"{_side(rank, terms, terms)}, but the job has only the workers 0 to {size - 1}"
+
+
+def departure(rank: int, round: int) -> str:
+    """A worker left in order while others went on."""
+    return (
+        f"worker {rank} left the job before it contributed to round {round}, which therefore cannot complete; "
+        f"{_SAME_CALLS} before they shut down"
+    )
+
+
+def ahead(rank: int, round: int, open_round: int) -> str:
+    """A push for a round after the open one, which happens where a worker gave an operation up half-way."""
+    return (
+        f"worker {rank} pushes round {round} while round {open_round} is open: an earlier operation of this worker on "
+        "the same tensor was not completed here; look for the first error that it reported"
+    )
+
+
+def gone(rank: int, round: int) -> str:
+    """A pull for a result that was dropped.  (Missing as an answer would make the sender push and wait for ever.)"""
+    return (
+        f"worker {rank} asks for the result of round {round}, which is no longer kept: every worker has contributed to "
+        "a later round, which shows that it had this result"
+    )
+
+
+def uncounted(rank: int, round: int) -> str:
+    """A round number that no worker draws."""
+    return f"worker {rank} names round {round}: rounds are counted from 1"
+
+
+def stranger(rank: int, size: int) -> str:
+    """A rank that the job does not have."""
+    return f"worker {rank} is not in this job, which has the workers 0 to {size - 1}"
+
+
+def _side(rank: int, terms: Terms, others: Terms) -> str:
+    """What ``rank`` pushes; root and offset only where they say something."""
+    dtype, operation, root, step, offset, count = terms
+    text = f"worker {rank} pushes {operation.name} of {count} {dtype.label} elements at step {step}"
+    if operation is Operation.BROADCAST or root != others[2]:
+        text += f" from root {root}"
+    if offset != others[4]:
+        text += f" at offset {offset}"
+    return text
