@@ -38,7 +38,7 @@ LAUNCHER_MAY_IMPORT = frozenset({"errors", "types", "settings"})
 
 IMPURE = frozenset(
     {"asyncio", "concurrent", "datetime", "logging", "multiprocessing", "os", "queue", "random", "secrets", "select"}
-    | {"selectors", "signal", "socket", "subprocess", "sys", "tempfile", "threading", "time", "uuid", "zmq"}
+    | {"selectors", "socket", "subprocess", "sys", "tempfile", "threading", "time", "uuid", "zmq"}
 )
 """What core/ must not import: sockets, threads, clocks, the environment, randomness."""
 
