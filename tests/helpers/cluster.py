@@ -1,0 +1,86 @@
+"""A whole job inside the test process: scheduler, servers and workers as threads over one transport."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from byteps_py import kernels
+from byteps_py.roles import scheduler, server
+from byteps_py.roles.member import worker_identity
+from byteps_py.roles.worker import Worker
+from byteps_py.session import Session
+from byteps_py.settings import SchedulerSettings, ServerSettings, WorkerSettings
+from byteps_py.transport.loopback import LoopbackNetwork
+
+T = TypeVar("T")
+
+
+class Cluster:
+    """A running job.
+
+    Attributes:
+        sessions: one per worker, by rank.
+        statuses: exit status of each role that has ended, by name.
+        aborts: what the workers' ``on_abort`` was called with.
+        network: to disturb the traffic.
+    """
+
+    def __init__(self, workers: int, servers: int, settings: dict[str, Any], server_settings: dict[str, Any]) -> None:
+        self.network = LoopbackNetwork()
+        self.statuses: dict[str, int] = {}
+        self.aborts: list[BaseException] = []
+        self.sessions: list[Session] = []
+        self._threads: list[threading.Thread] = []
+        shared = {"num_worker": workers, "num_server": servers, "root_uri": "127.0.0.1", "root_port": 9}
+        self._start("scheduler", lambda: scheduler.run(SchedulerSettings(**shared), self.network.endpoint(b"s")))
+        for index in range(servers):
+            endpoint = self.network.endpoint(b"server-connection-%d" % index)
+            chosen = ServerSettings(**shared, node_host="127.0.0.1", **server_settings)
+            self._start(f"server {index}", lambda e=endpoint, c=chosen: server.run(c, e))  # type: ignore[misc]
+        with ThreadPoolExecutor(workers) as pool:
+            joined = list(pool.map(lambda index: self._join(index, {**shared, **settings}), range(workers)))
+        self.sessions = sorted(joined, key=lambda session: session.rank)
+
+    def _start(self, name: str, run: Callable[[], int]) -> None:
+        def body() -> None:
+            self.statuses[name] = run()
+
+        self._threads.append(threading.Thread(target=body, name=name, daemon=True))
+        self._threads[-1].start()
+
+    def _join(self, index: int, settings: dict[str, Any]) -> Session:
+        incarnation = 1000 + index
+        endpoint = self.network.endpoint(worker_identity(incarnation))
+        chosen = WorkerSettings(**settings, worker_id=index)
+        worker = Worker(chosen, endpoint, incarnation, kernels.select("native"), self.aborts.append)
+        welcome = worker.start()
+        return Session(worker, welcome.rank, len(welcome.participants))
+
+    def each(self, body: Callable[[Session], T]) -> list[T]:
+        """Run ``body`` for all workers at once; results by rank. The first exception is raised."""
+        with ThreadPoolExecutor(len(self.sessions)) as pool:
+            return list(pool.map(body, self.sessions))
+
+    def join(self, timeout: float = 10.0) -> None:
+        """Wait until scheduler and servers have ended."""
+        for each in self._threads:
+            each.join(timeout)
+            assert not each.is_alive(), f"{each.name} is still running"
+
+
+@contextmanager
+def cluster(
+    workers: int = 2, servers: int = 1, *, server: dict[str, Any] | None = None, **settings: Any
+) -> Iterator[Cluster]:
+    """A job of ``workers`` and ``servers``, left in order at the end; ``settings`` are fields of WorkerSettings."""
+    made = Cluster(workers, servers, settings, server or {})
+    try:
+        yield made
+    finally:
+        with ThreadPoolExecutor(workers) as pool:
+            list(pool.map(Session.close, made.sessions))
+    made.join()

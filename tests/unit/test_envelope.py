@@ -1,0 +1,54 @@
+"""What data messages of both sides share."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from byteps_py.errors import RemoteProtocolError
+from byteps_py.roles.envelope import Complaints, Envelope, open_frames
+from byteps_py.types import DType
+from byteps_py.wire.header import Opcode, encode
+
+ENVELOPE = Envelope(sender=3, job=7, incarnation=9, epoch=1)
+
+
+def test_a_header_carries_who_and_which_run() -> None:
+    header = ENVELOPE.header(Opcode.PUSH, 5, 2, dtype=DType.INT8, count=4, length=4)
+    assert (header.sender, header.job, header.incarnation, header.epoch) == (3, 7, 9, 1)
+    assert (header.key, header.round, header.dtype, header.count) == (5, 2, DType.INT8, 4)
+
+
+@pytest.mark.parametrize("other", [{"job": 8}, {"epoch": 2}])
+def test_another_run_is_refused(other: dict[str, int]) -> None:
+    fields = {"sender": 0, "job": 7, "incarnation": 1, "epoch": 1, **other}
+    header = Envelope(**fields).header(Opcode.PULL, 1, 1)
+    with pytest.raises(RemoteProtocolError, match="another job"):
+        ENVELOPE.check_run(header)
+    ENVELOPE.check_run(Envelope(0, 7, 1, 1).header(Opcode.PULL, 1, 1))
+
+
+def test_frames_open_to_header_and_payload() -> None:
+    header = ENVELOPE.header(Opcode.PUSH, 5, 2, count=1, length=4)
+    assert open_frames([memoryview(encode(header)), memoryview(b"abcd")]) == (header, b"abcd")
+    bare = ENVELOPE.header(Opcode.PULL, 5, 2)
+    assert open_frames([memoryview(encode(bare))]) == (bare, None)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_other_numbers_of_frames_are_refused(count: int) -> None:
+    with pytest.raises(RemoteProtocolError, match=f"has {count}"):
+        open_frames([memoryview(b"")] * count)
+
+
+def test_a_peer_is_complained_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    complaints = Complaints(logging.getLogger("byteps_py.test"))
+    with caplog.at_level("WARNING", "byteps_py.test"):
+        complaints.add(b"\xffpeer", "first")
+        complaints.add(b"\xffpeer", "second")
+        complaints.add(b"other", "third")
+    assert [each.getMessage() for each in caplog.records] == [
+        "ignored from \\xffpeer: first",
+        "ignored from other: third",
+    ]

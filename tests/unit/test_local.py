@@ -1,0 +1,45 @@
+"""The worker that is alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from byteps_py.errors import AgreementError
+from byteps_py.roles.local import LocalWorker
+from byteps_py.types import DType, Operation, TensorSpec
+
+SPEC = TensorSpec("w", DType.FLOAT32, (2, 2))
+
+
+@pytest.mark.parametrize("operation", list(Operation))
+def test_the_result_is_the_contribution(operation: Operation) -> None:
+    source = np.array([[1, 2], [3, -0.0]], np.float32)
+    pending = LocalWorker().submit(SPEC, source, None, operation)
+    assert pending.done()
+    assert pending.wait().tobytes() == source.tobytes()
+    assert pending.output is not source
+    assert not pending.absent
+
+
+def test_in_place_and_into_an_output() -> None:
+    worker = LocalWorker()
+    source, output = np.ones((2, 2), np.float32), np.zeros((2, 2), np.float32)
+    assert worker.submit(SPEC, source, source, Operation.SUM).wait() is source
+    assert worker.submit(SPEC, source, output, Operation.SUM).wait().tolist() == [[1, 1], [1, 1]]
+
+
+def test_absent_is_zero() -> None:
+    output = np.ones((2, 2), np.float32)
+    pending = LocalWorker().submit(SPEC, None, output, Operation.AVERAGE)
+    assert pending.absent
+    assert output.tolist() == [[0, 0], [0, 0]]
+
+
+def test_a_name_keeps_its_shape() -> None:
+    worker = LocalWorker()
+    worker.declare([SPEC])
+    with pytest.raises(AgreementError, match=r"'w' is float32 \(2, 2\) .* float32 \(4,\)"):
+        worker.submit(TensorSpec("w", DType.FLOAT32, (4,)), np.ones(4, np.float32), None, Operation.SUM)
+    worker.barrier()
+    worker.close()

@@ -1,0 +1,135 @@
+"""A member's view of its scheduler, without a socket or a clock."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from byteps_py.errors import JobAborted, JobRefused, RemoteProtocolError, TransportTimeout
+from byteps_py.roles.member import SCHEDULER, SchedulerLink, package_version, worker_identity
+from byteps_py.roles.process import describe_this_process
+from byteps_py.settings import JobSettings
+from byteps_py.transport.loopback import LoopbackNetwork
+from byteps_py.types import Role
+from byteps_py.wire.control import (
+    Abort,
+    ControlMessage,
+    Heartbeat,
+    HeartbeatReply,
+    ProcessInfo,
+    Refused,
+    Register,
+    Waiting,
+    Welcome,
+    decode_control,
+    encode_control,
+)
+
+SETTINGS = JobSettings(
+    num_worker=1, num_server=1, root_uri="127.0.0.1", root_port=9, start_timeout=60.0, lost_timeout=20.0
+)
+REGISTER = Register(
+    version="1",
+    job_id="j",
+    role=Role.WORKER,
+    process=describe_this_process(),
+    incarnation=5,
+    num_worker=1,
+    num_server=1,
+)
+WELCOME = Welcome(job=1, epoch=1, rank=0, participants=(), servers=())
+
+
+class Pair:
+    """A link and the endpoint that stands for its scheduler."""
+
+    def __init__(self) -> None:
+        network = LoopbackNetwork()
+        self.scheduler = network.endpoint(b"s")
+        self.scheduler.listen("tcp://127.0.0.1:9")
+        self.link = SchedulerLink(
+            network.endpoint(b"m"), SETTINGS, REGISTER, logging.getLogger("byteps_py.test"), 100.0
+        )
+
+    def sent(self) -> list[ControlMessage]:
+        return [decode_control(each.frames[0]) for each in self.scheduler.receive(0)]
+
+    def answer(self, now: float, message: ControlMessage) -> ControlMessage | None:
+        return self.link.receive(now, [memoryview(encode_control(message))])
+
+
+def test_it_registers_and_sends_heartbeats_at_once_and_then_in_time() -> None:
+    pair = Pair()
+    assert pair.sent() == [REGISTER, Heartbeat()]
+    assert pair.link.tick(100.4) == pytest.approx(0.6)
+    assert pair.sent() == []
+    pair.link.tick(101.0)
+    assert pair.sent() == [Heartbeat()]
+    pair.link.tick(105.0)
+    assert pair.sent() == [REGISTER, Heartbeat()]
+    assert pair.answer(105.1, WELCOME) == WELCOME
+    pair.link.tick(110.0)
+    assert pair.sent() == [Heartbeat()]
+
+
+def test_refusal_and_abort_become_exceptions() -> None:
+    with pytest.raises(JobRefused, match=r"127\.0\.0\.1:9 refused this process: because"):
+        Pair().answer(100, Refused("because"))
+    with pytest.raises(JobAborted, match="worker 1 was lost"):
+        Pair().answer(100, Abort("worker 1 was lost"))
+
+
+def test_a_waiting_line_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", "byteps_py.test"):
+        assert Pair().answer(100, Waiting("waiting for worker 1")) is None
+    assert caplog.messages == ["waiting for worker 1"]
+
+
+def test_bad_frames_are_reported() -> None:
+    with pytest.raises(RemoteProtocolError):
+        Pair().link.receive(100, [memoryview(b"junk")])
+    with pytest.raises(RemoteProtocolError, match="one frame"):
+        Pair().link.receive(100, [])
+
+
+def test_no_scheduler_is_said_every_ten_seconds_and_ends_in_time(caplog: pytest.LogCaptureFixture) -> None:
+    pair = Pair()
+    with caplog.at_level("WARNING", "byteps_py.test"):
+        for now in range(101, 160):
+            pair.link.tick(now)
+    assert caplog.messages == [f"waiting {seconds} s for the scheduler at 127.0.0.1:9" for seconds in range(10, 60, 10)]
+    with pytest.raises(TransportTimeout, match=r"127\.0\.0\.1:9 within 61 s \(BYTEPS_START_TIMEOUT\)"):
+        pair.link.tick(161)
+
+
+def test_a_silent_scheduler_is_lost_after_the_timeout() -> None:
+    pair = Pair()
+    pair.answer(100, WELCOME)
+    pair.link.tick(120)
+    with pytest.raises(JobAborted, match=r"no sign of life for 21 s \(BYTEPS_LOST_TIMEOUT\)"):
+        pair.link.tick(121)
+
+
+def test_a_scheduler_on_this_host_is_lost_as_soon_as_it_is_dead() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    mine = describe_this_process()
+    started = int(Path(f"/proc/{child.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
+    pair = Pair()
+    pair.answer(100, HeartbeatReply(ProcessInfo(mine.host, mine.host_id, child.pid, started)))
+    pair.link.tick(101)
+    child.kill()
+    child.wait(10)
+    assert child.stdin is not None
+    child.stdin.close()
+    with pytest.raises(JobAborted, match=f"the scheduler at 127.0.0.1:9 was lost: .*{child.pid}"):
+        pair.link.tick(102)
+
+
+def test_names() -> None:
+    assert SCHEDULER == b"scheduler"
+    assert worker_identity(255) == b"worker-00000000000000ff"
+    assert package_version()

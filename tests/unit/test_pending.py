@@ -1,0 +1,56 @@
+"""What callers wait for."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from byteps_py.errors import JobAborted
+from byteps_py.roles.pending import Pending, Signal
+from byteps_py.types import DType, TensorSpec
+
+SPEC = TensorSpec("w", DType.BFLOAT16, (2, 3))
+
+
+def test_a_signal_wakes_every_waiter() -> None:
+    signal = Signal()
+    threads = [threading.Thread(target=signal.wait) for _ in range(3)]
+    for each in threads:
+        each.start()
+    assert not signal.done()
+    signal.complete()
+    for each in threads:
+        each.join(10)
+        assert not each.is_alive()
+
+
+def test_the_first_outcome_counts() -> None:
+    signal = Signal()
+    signal.fail(JobAborted("first"))
+    signal.fail(JobAborted("second"))
+    signal.complete()
+    for _ in range(2):
+        with pytest.raises(JobAborted, match="first"):
+            signal.wait()
+    done = Signal()
+    done.complete()
+    done.fail(JobAborted("too late"))
+    done.wait()
+
+
+def test_without_an_output_one_is_made_in_the_storage_dtype() -> None:
+    pending = Pending(SPEC, None)
+    assert pending.output.shape == (2, 3)
+    assert pending.output.dtype == np.uint16
+
+
+def test_wait_returns_the_output_itself() -> None:
+    output = np.zeros((2, 3), np.uint16)
+    pending = Pending(SPEC, output)
+    assert not pending.done()
+    pending.complete(absent=True)
+    assert pending.done()
+    assert pending.wait() is output
+    assert pending.absent
