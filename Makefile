@@ -37,7 +37,7 @@ format: $(STAMP) ## rewrite the sources as ruff likes them
 	$(BIN)/ruff format .
 
 docs: $(STAMP) ## write docs/env.md from the table in byteps_py/settings.py
-	$(BIN)/python scripts/env_docs
+	$(BIN)/python scripts/env_docs.py
 
 sanitize: $(STAMP) ## the C kernels under the address and undefined-behaviour sanitizers
 	PYTHON=$(BIN)/python scripts/sanitize

@@ -17,6 +17,8 @@ from byteps_py.errors import SettingsError
 from byteps_py.types import Role
 
 __all__ = [
+    "MAX_PARTITION_BYTES",
+    "OTHER_VARIABLES",
     "JobSettings",
     "SchedulerSettings",
     "ServerSettings",
@@ -53,14 +55,25 @@ class Variable:
     meaning: str
 
 
+_MAX_TEXT = 255
+"""Longest text that a variable may hold: it must fit into messages."""
+
+
 def _integer(low: int, high: int) -> tuple[str, Callable[[str], int]]:
     def parse(text: str) -> int:
-        value = int(text.strip(), 10)
-        if not low <= value <= high:
+        word = text.strip()
+        # int() alone would take 1_0 and the digits of every script
+        if not (word.isascii() and word.removeprefix("-").isdigit() and low <= int(word) <= high):
             raise ValueError(text)
-        return value
+        return int(word)
 
     return f"a whole number from {low} to {high}", parse
+
+
+def _team(low: int, high: int) -> tuple[str, Callable[[str], int]]:
+    """OpenMP takes a list, one number for each level of nesting; the outermost is the one that matters here."""
+    form, parse = _integer(low, high)
+    return form, lambda text: parse(text.partition(",")[0])
 
 
 def _seconds(low: float, high: float) -> tuple[str, Callable[[str], float]]:
@@ -70,7 +83,7 @@ def _seconds(low: float, high: float) -> tuple[str, Callable[[str], float]]:
             raise ValueError(text)
         return value
 
-    return f"a number of seconds from {low:g} to {high:g}", parse
+    return f"a number of seconds from {low:.0f} to {high:.0f}", parse
 
 
 def _choice(*allowed: str) -> tuple[str, Callable[[str], str]]:
@@ -97,9 +110,10 @@ def _boolean() -> tuple[str, Callable[[str], bool]]:
 
 def _text(form: str) -> tuple[str, Callable[[str], str]]:
     def parse(text: str) -> str:
-        if not text.strip():
+        word = text.strip()
+        if not 0 < len(word) <= _MAX_TEXT or not word.isprintable():
             raise ValueError(text)
-        return text.strip()
+        return word
 
     return form, parse
 
@@ -175,7 +189,7 @@ class ServerSettings(JobSettings):
     )
     port: int = _variable("DMLC_PORT", _integer(0, 65535), "port to listen at (0: any free one)", 0)
     omp_num_threads: int | None = _variable(
-        "OMP_NUM_THREADS", _integer(1, 1024), "threads of one OpenMP team", None, "number of cores"
+        "OMP_NUM_THREADS", _team(1, 1024), "threads of one OpenMP team", None, "number of cores"
     )
 
 
@@ -210,10 +224,25 @@ class WorkerSettings(JobSettings):
         1800.0,
         "1800",
     )
-    omp_num_threads: int | None = _variable(
-        "OMP_NUM_THREADS", _integer(1, 1024), "threads of one OpenMP team", None, "1"
-    )
+    omp_num_threads: int | None = _variable("OMP_NUM_THREADS", _team(1, 1024), "threads of one OpenMP team", None, "1")
 
+
+OTHER_VARIABLES: tuple[Variable, ...] = (
+    Variable("DMLC_ROLE", *_choice("scheduler", "server", "worker"), "", "what this process is in a distributed job"),
+    Variable(
+        "OMP_WAIT_POLICY",
+        *_choice("passive", "active"),
+        "passive for servers",
+        "how OpenMP threads wait; set by bpslaunch before a process starts, read by its OpenMP library",
+    ),
+    Variable(
+        "NVIDIA_VISIBLE_DEVICES",
+        *_text("a list of devices"),
+        "",
+        "bpslaunch starts as many workers as there are devices in it; CUDA_VISIBLE_DEVICES counts too",
+    ),
+)
+"""What is read outside the classes: by the entry points, or by others on our behalf."""
 
 _CLASSES: dict[Role, type[JobSettings]] = {
     Role.SCHEDULER: SchedulerSettings,
@@ -257,44 +286,47 @@ def read(settings: type[_S], environ: Mapping[str, str] | None = None) -> _S:
     source = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     problems: list[str] = []
-    for name, variable in variables_of(settings):
+    for each in dataclasses.fields(settings):
+        variable: Variable = each.metadata["variable"]
         text = source.get(variable.name, "")
-        if not text.strip():
-            if variable.default is None:
-                problems.append(f"{variable.name} is not set: {variable.meaning}; expected {variable.form}")
-            continue
-        try:
-            values[name] = variable.parse(text)
-        except ValueError:
-            problems.append(f"{variable.name}={text!r} must be {variable.form} ({variable.meaning})")
-    if not problems:
-        result = settings(**values)
-        problems.extend(_contradictions(result))
-        if not problems:
-            return result
-    raise SettingsError(problems)
+        if text.strip():
+            try:
+                values[each.name] = variable.parse(text)
+            except ValueError:
+                problems.append(f"{variable.name}={text!r} must be {variable.form} ({variable.meaning})")
+        elif each.default is dataclasses.MISSING:
+            problems.append(f"{variable.name} is not set: {variable.meaning}; expected {variable.form}")
+        else:
+            values[each.name] = each.default
+    problems.extend(_contradictions(values))
+    if problems:
+        raise SettingsError(problems)
+    return settings(**values)
 
 
-def _contradictions(settings: JobSettings) -> Iterator[str]:
-    """Problems that no single variable shows."""
-    if is_distributed(settings) and settings.num_server == 0:
+def _contradictions(values: Mapping[str, Any]) -> Iterator[str]:
+    """Problems that no single variable shows, among the values that are good by themselves."""
+    num_worker = values.get("num_worker")
+    if _several(values) and values.get("num_server") == 0:
+        yield "DMLC_NUM_SERVER=0: a job of several workers, or a forced one, needs at least one server"
+    local_rank, local_size = values.get("local_rank"), values.get("local_size")
+    if local_rank is not None and local_size is not None and local_rank >= local_size:
+        yield f"BYTEPS_LOCAL_RANK={local_rank} must be less than BYTEPS_LOCAL_SIZE={local_size}"
+    worker_id = values.get("worker_id")
+    if worker_id is not None and num_worker is not None and worker_id >= num_worker:
         yield (
-            f"DMLC_NUM_SERVER=0 with DMLC_NUM_WORKER={settings.num_worker}: a distributed job needs at least one server"
+            f"DMLC_WORKER_ID={worker_id} must be less than DMLC_NUM_WORKER={num_worker}: machines are counted from 0"
         )
-    if isinstance(settings, WorkerSettings):
-        if settings.local_rank >= settings.local_size:
-            yield (f"BYTEPS_LOCAL_RANK={settings.local_rank} must be less than BYTEPS_LOCAL_SIZE={settings.local_size}")
-        if settings.worker_id is not None and settings.worker_id >= settings.num_worker:
-            yield (
-                f"DMLC_WORKER_ID={settings.worker_id} must be less than DMLC_NUM_WORKER={settings.num_worker}: "
-                "machines are counted from 0"
-            )
+
+
+def _several(values: Mapping[str, Any]) -> bool:
+    counts = (values.get("num_worker", 1), values.get("local_size", 1))
+    return max(counts) > 1 or bool(values.get("force_distributed"))
 
 
 def is_distributed(settings: JobSettings) -> bool:
     """Whether the job uses a scheduler and servers at all: more than one machine or one process, or forced."""
-    several = isinstance(settings, WorkerSettings) and settings.local_size > 1
-    return settings.num_worker > 1 or settings.force_distributed or several
+    return _several(vars(settings))
 
 
 def runs_alone(environ: Mapping[str, str] | None = None) -> bool:

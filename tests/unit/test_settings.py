@@ -1,0 +1,282 @@
+"""Environment variables: parsed strictly, and all that is wrong is told at once."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from byteps_py.errors import SettingsError
+from byteps_py.settings import (
+    OTHER_VARIABLES,
+    JobSettings,
+    SchedulerSettings,
+    ServerSettings,
+    WorkerSettings,
+    is_distributed,
+    read,
+    read_role,
+    runs_alone,
+    settings_class,
+    variables_of,
+)
+from byteps_py.types import Role
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = {
+    "DMLC_NUM_WORKER": "2",
+    "DMLC_NUM_SERVER": "1",
+    "DMLC_PS_ROOT_URI": "10.0.0.1",
+    "DMLC_PS_ROOT_PORT": "9000",
+}
+CLASSES = (SchedulerSettings, ServerSettings, WorkerSettings)
+
+
+def problems(settings: type[JobSettings], environ: dict[str, str]) -> tuple[str, ...]:
+    with pytest.raises(SettingsError) as caught:
+        read(settings, environ)
+    return caught.value.problems
+
+
+class TestRead:
+    @pytest.mark.parametrize("settings", CLASSES)
+    def test_what_must_be_set(self, settings: type[JobSettings]) -> None:
+        result = read(settings, JOB)
+        assert (result.num_worker, result.num_server) == (2, 1)
+        assert (result.root_uri, result.root_port) == ("10.0.0.1", 9000)
+
+    def test_defaults(self) -> None:
+        worker = read(WorkerSettings, JOB)
+        assert worker.worker_id is None
+        assert (worker.local_rank, worker.local_size) == (0, 1)
+        assert worker.partition_bytes == 4096000
+        assert worker.credit == 4
+        assert worker.kernels == "native"
+        assert worker.job_id == "0"
+        assert read(ServerSettings, JOB).engine_threads == 1
+
+    def test_values(self) -> None:
+        worker = read(
+            WorkerSettings,
+            JOB
+            | {
+                "DMLC_WORKER_ID": "1",
+                "BYTEPS_LOCAL_RANK": " 3 ",
+                "BYTEPS_LOCAL_SIZE": "4",
+                "BYTEPS_PARTITION_BYTES": "1024000",
+                "BYTEPS_FORCE_DISTRIBUTED": "Yes",
+                "BYTEPS_KERNELS": "Reference",
+                "BYTEPS_LOG_LEVEL": "WARNING",
+                "BYTEPS_LOST_TIMEOUT": "2.5",
+                "DMLC_NODE_HOST": " node-a ",
+                "OMP_NUM_THREADS": "4,2",
+            },
+        )
+        assert (worker.worker_id, worker.local_rank, worker.local_size) == (1, 3, 4)
+        assert worker.partition_bytes == 1024000
+        assert worker.force_distributed is True
+        assert (worker.kernels, worker.log_level) == ("reference", "warning")
+        assert worker.lost_timeout == 2.5
+        assert worker.node_host == "node-a"
+        assert worker.omp_num_threads == 4
+
+    def test_an_empty_value_counts_as_not_set(self) -> None:
+        assert read(WorkerSettings, JOB | {"BYTEPS_LOCAL_RANK": "", "DMLC_WORKER_ID": " "}).worker_id is None
+        assert problems(SchedulerSettings, JOB | {"DMLC_PS_ROOT_URI": " "}) == (
+            "DMLC_PS_ROOT_URI is not set: address of the scheduler; expected a host name or an address",
+        )
+
+    def test_the_environment_of_the_process_is_the_default(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in JOB.items():
+            monkeypatch.setenv(name, value)
+        assert read(ServerSettings).root_port == 9000
+
+    def test_settings_do_not_change(self) -> None:
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            read(WorkerSettings, JOB).local_rank = 1  # type: ignore[misc]
+
+
+class TestProblems:
+    def test_a_word_instead_of_a_number(self) -> None:
+        assert problems(SchedulerSettings, JOB | {"DMLC_NUM_WORKER": "two"}) == (
+            "DMLC_NUM_WORKER='two' must be a whole number from 1 to 65535 (number of worker machines)",
+        )
+
+    @pytest.mark.parametrize("settings", CLASSES)
+    def test_everything_that_is_missing_is_listed(self, settings: type[JobSettings]) -> None:
+        found = problems(settings, {})
+        assert [each.split(" ")[0] for each in found] == list(JOB)
+        assert all("is not set" in each for each in found)
+
+    def test_missing_bad_and_contradicting_ones_are_told_together(self) -> None:
+        environ = {
+            "DMLC_NUM_WORKER": "2",
+            "DMLC_PS_ROOT_PORT": "99999",
+            "DMLC_NUM_SERVER": "0",
+            "DMLC_WORKER_ID": "2",
+            "BYTEPS_LOCAL_RANK": "2",
+            "BYTEPS_LOCAL_SIZE": "2",
+            "BYTEPS_KERNELS": "fast",
+        }
+        found = problems(WorkerSettings, environ)
+        assert [each.split(" ")[0].split("=")[0] for each in found] == [
+            "DMLC_PS_ROOT_URI",
+            "DMLC_PS_ROOT_PORT",
+            "BYTEPS_KERNELS",
+            "DMLC_NUM_SERVER",
+            "BYTEPS_LOCAL_RANK",
+            "DMLC_WORKER_ID",
+        ]
+        with pytest.raises(SettingsError, match="\n".join(re.escape(each) for each in found)):
+            read(WorkerSettings, environ)
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("DMLC_NUM_WORKER", "0"),
+            ("DMLC_NUM_WORKER", "-1"),
+            ("DMLC_NUM_WORKER", "1.0"),
+            ("DMLC_NUM_WORKER", "1_0"),
+            ("DMLC_NUM_WORKER", "٣"),
+            ("DMLC_NUM_WORKER", "0x10"),
+            pytest.param("DMLC_NUM_WORKER", "9" * 5000, id="more digits than int() takes"),
+            ("DMLC_NUM_SERVER", "65536"),
+            ("DMLC_PS_ROOT_PORT", "0"),
+            ("DMLC_PS_ROOT_URI", "x" * 256),
+            ("DMLC_PS_ROOT_URI", "a\nb"),
+            ("BYTEPS_FORCE_DISTRIBUTED", "maybe"),
+            ("BYTEPS_START_TIMEOUT", "nan"),
+            ("BYTEPS_START_TIMEOUT", "inf"),
+            ("BYTEPS_START_TIMEOUT", "soon"),
+            ("BYTEPS_LOST_TIMEOUT", "1"),
+            ("BYTEPS_LOG_LEVEL", "loud"),
+            ("BYTEPS_PARTITION_BYTES", "63"),
+            ("BYTEPS_PARTITION_BYTES", str(2**30 + 1)),
+            ("OMP_NUM_THREADS", "0"),
+            ("OMP_NUM_THREADS", "many"),
+        ],
+    )
+    def test_a_bad_value_is_named_with_the_form_expected(self, name: str, value: str) -> None:
+        (problem,) = problems(WorkerSettings, JOB | {name: value})
+        variables = {each.name: each for _, each in variables_of(WorkerSettings)}
+        assert problem == f"{name}={value!r} must be {variables[name].form} ({variables[name].meaning})"
+
+    def test_a_bad_value_is_not_compared_with_others(self) -> None:
+        (problem,) = problems(WorkerSettings, JOB | {"BYTEPS_LOCAL_RANK": "5", "BYTEPS_LOCAL_SIZE": "many"})
+        assert problem.startswith("BYTEPS_LOCAL_SIZE='many'")
+
+    @pytest.mark.parametrize(
+        ("changes", "problem"),
+        [
+            ({"DMLC_NUM_SERVER": "0"}, "DMLC_NUM_SERVER=0: a job of several workers"),
+            (
+                {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "0", "BYTEPS_FORCE_DISTRIBUTED": "1"},
+                "DMLC_NUM_SERVER=0: a job of several workers, or a forced one, needs at least one server",
+            ),
+            ({"BYTEPS_LOCAL_RANK": "1"}, "BYTEPS_LOCAL_RANK=1 must be less than BYTEPS_LOCAL_SIZE=1"),
+            ({"DMLC_WORKER_ID": "2"}, "DMLC_WORKER_ID=2 must be less than DMLC_NUM_WORKER=2"),
+        ],
+    )
+    def test_contradictions(self, changes: dict[str, str], problem: str) -> None:
+        (found,) = problems(WorkerSettings, JOB | changes)
+        assert found.startswith(problem)
+
+    def test_no_server_is_needed_for_one_worker(self) -> None:
+        assert read(WorkerSettings, JOB | {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "0"}).num_server == 0
+
+
+class TestRole:
+    @pytest.mark.parametrize(
+        ("text", "role"),
+        [("worker", Role.WORKER), ("Server", Role.SERVER), (" SCHEDULER ", Role.SCHEDULER), ("", None)],
+    )
+    def test_any_case(self, text: str, role: Role | None) -> None:
+        assert read_role({"DMLC_ROLE": text}) is role
+
+    def test_not_set(self) -> None:
+        assert read_role({}) is None
+
+    def test_a_word_that_is_no_role(self) -> None:
+        with pytest.raises(SettingsError, match="DMLC_ROLE='joint' must be one of scheduler, server, worker"):
+            read_role({"DMLC_ROLE": "joint"})
+
+    @pytest.mark.parametrize(
+        ("role", "settings"), list(zip((Role.SCHEDULER, Role.SERVER, Role.WORKER), CLASSES, strict=True))
+    )
+    def test_each_role_has_its_class(self, role: Role, settings: type[JobSettings]) -> None:
+        assert settings_class(role) is settings
+
+
+class TestAlone:
+    @pytest.mark.parametrize(
+        ("environ", "alone"),
+        [
+            ({}, True),
+            ({"BYTEPS_LOCAL_SIZE": "1"}, True),
+            ({"DMLC_ROLE": "worker"}, False),
+            ({"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1"}, True),
+            ({"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2"}, False),
+            ({"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1", "BYTEPS_LOCAL_SIZE": "2"}, False),
+            ({"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1", "BYTEPS_FORCE_DISTRIBUTED": "1"}, False),
+            ({"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "1", "BYTEPS_FORCE_DISTRIBUTED": "off"}, True),
+        ],
+    )
+    def test_runs_alone(self, environ: dict[str, str], alone: bool) -> None:
+        assert runs_alone(environ) is alone
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [("DMLC_NUM_WORKER", "2"), ("BYTEPS_LOCAL_SIZE", "4"), ("BYTEPS_FORCE_DISTRIBUTED", "1")],
+    )
+    def test_a_job_without_a_role_is_an_error(self, name: str, value: str) -> None:
+        with pytest.raises(SettingsError, match=f"DMLC_ROLE is not set, but {name}.* set DMLC_ROLE=worker"):
+            runs_alone({name: value})
+
+    @pytest.mark.parametrize(
+        ("changes", "distributed"),
+        [
+            ({}, True),
+            ({"DMLC_NUM_WORKER": "1"}, False),
+            ({"DMLC_NUM_WORKER": "1", "BYTEPS_LOCAL_SIZE": "2"}, True),
+            ({"DMLC_NUM_WORKER": "1", "BYTEPS_FORCE_DISTRIBUTED": "1"}, True),
+        ],
+    )
+    def test_is_distributed(self, changes: dict[str, str], distributed: bool) -> None:
+        assert is_distributed(read(WorkerSettings, JOB | changes)) is distributed
+
+
+class TestTable:
+    def test_docs_are_made_from_the_table(self, tmp_path: Path) -> None:
+        script: dict[str, Any] = runpy.run_path(str(ROOT / "scripts" / "env_docs.py"))
+        script["main"]([str(tmp_path / "env.md")])
+        made = (tmp_path / "env.md").read_text(encoding="utf-8")
+        assert made == (ROOT / "docs" / "env.md").read_text(encoding="utf-8"), "run `make docs`"
+        for settings in CLASSES:
+            for _, variable in variables_of(settings):
+                assert f"| `{variable.name}` | {variable.form} |" in made
+
+    def test_defaults_are_told_as_they_are(self) -> None:
+        for settings in CLASSES:
+            for name, variable in variables_of(settings):
+                field = next(each for each in dataclasses.fields(settings) if each.name == name)
+                if field.default is dataclasses.MISSING:
+                    assert variable.default is None
+                elif field.default is not None and variable.default:
+                    assert variable.parse(variable.default) == field.default
+
+    def test_every_variable_that_the_package_speaks_of_is_in_the_table(self) -> None:
+        known = {each.name for settings in CLASSES for _, each in variables_of(settings)}
+        known |= {each.name for each in OTHER_VARIABLES}
+        spoken: set[str] = set()
+        for folder in (ROOT / "byteps_py", ROOT / "launcher"):
+            for path in folder.rglob("*.py"):
+                for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                        spoken |= set(re.findall(r"\b(?:DMLC|BYTEPS|OMP)_[A-Z_]*[A-Z]\b", node.value))
+        assert spoken - known == set()
+        assert "DMLC_NUM_WORKER" in spoken
