@@ -11,7 +11,7 @@ from cffi import FFI
 # Relative to setup.py, as setuptools wants sources.
 _DIRECTORY = "csrc"
 _SOURCES = ("dispatch.c", "level_baseline.c", "level_avx2.c", "level_avx512.c")
-_HEADERS = ("cdefs.h", "kernels.h", "convert.h", "sum.h", "level.h")
+_HEADERS = ("cdefs.h", "kernels.h", "convert.h", "half_f16c.h", "sum.h", "level.h")
 
 ffibuilder = FFI()
 ffibuilder.cdef((Path(__file__).parent / "cdefs.h").read_text(encoding="utf-8"))
@@ -25,6 +25,7 @@ ffibuilder.set_source(
         "-std=c11",
         "-O3",
         "-ffp-contract=off",
+        "-fno-trapping-math",
         "-fopenmp",
         "-fvisibility=hidden",
         "-Wall",

@@ -6,9 +6,9 @@
 
 #include "kernels.h"
 
-/* The least that a thread of a team should move through memory.  Waking a passively waiting team costs about as much
- * as moving this many bytes, so smaller work opens no parallel region. */
-#define BYTES_PER_THREAD ((size_t)512 * 1024)
+/* The least that a thread of a team should move through memory: 1 MiB takes 10 to 25 us, and waking a team that waits
+ * passively takes 8 us where cores are free.  Smaller work opens no parallel region. */
+#define BYTES_PER_THREAD ((size_t)1 << 20)
 
 /* Threads take whole multiples of this many elements, so that no two write to one cache line. */
 #define GRAIN ((size_t)1024)
@@ -84,13 +84,33 @@ static int may_write(const void *out, const void *const *sources, size_t n_sourc
     return 1;
 }
 
-/* The part of `total` items, in multiples of GRAIN, that thread `index` of `team` takes. */
+/* Where the share of thread `index` of `team` begins among `total` items, and that of the one before it ends. */
 static size_t share_begin(size_t total, int index, int team)
 {
     const size_t grains = total / GRAIN, begin = grains / (size_t)team * (size_t)index;
     const size_t rest = grains % (size_t)team; /* the first `rest` threads take one more */
     const size_t extra = (size_t)index < rest ? (size_t)index : rest;
     return index == team ? total : (begin + extra) * GRAIN;
+}
+
+struct work {
+    byteps_sum_slice slice;
+    void *out;
+    const void *const *sources;
+    const size_t *groups;
+    size_t n_groups;
+    int32_t divisor;
+};
+
+/* Sums in the default floating-point environment.  The calling thread may flush subnormals or round otherwise; the
+ * other threads of a team would not know, and the result would depend on their number. */
+static void sum_share(const struct work *work, size_t first, size_t last)
+{
+    fenv_t callers;
+    fegetenv(&callers);
+    fesetenv(FE_DFL_ENV);
+    work->slice(work->out, work->sources, work->groups, work->n_groups, first, last, work->divisor);
+    fesetenv(&callers);
 }
 
 int byteps_sum_groups(void *out, const void *const *sources, size_t n_sources, const size_t *groups, size_t n_groups,
@@ -109,28 +129,17 @@ int byteps_sum_groups(void *out, const void *const *sources, size_t n_sources, c
     if (!may_write(out, sources, n_sources, count * ITEM_BYTES[dtype]))
         return BYTEPS_OVERLAP;
 
-    const byteps_sum_slice slice = find_slice(level, dtype);
+    const struct work work = {find_slice(level, dtype), out, sources, groups, n_groups, divisor};
     const int team = byteps_team_size(count * ITEM_BYTES[dtype] * (n_sources + 1), threads);
-    /* A caller may have asked its own thread to flush subnormals or to round otherwise; a team's threads would not
-     * know, and the result would depend on their number. */
     if (team == 1) {
-        fenv_t callers;
-        fegetenv(&callers);
-        fesetenv(FE_DFL_ENV);
-        slice(out, sources, groups, n_groups, 0, count, divisor);
-        fesetenv(&callers);
+        sum_share(&work, 0, count);
         return BYTEPS_OK;
     }
 #pragma omp parallel num_threads(team)
     {
         /* The runtime may give fewer threads than were asked for. */
         const int index = omp_get_thread_num(), given = omp_get_num_threads();
-        const size_t first = share_begin(count, index, given), last = share_begin(count, index + 1, given);
-        fenv_t callers;
-        fegetenv(&callers);
-        fesetenv(FE_DFL_ENV);
-        slice(out, sources, groups, n_groups, first, last, divisor);
-        fesetenv(&callers);
+        sum_share(&work, share_begin(count, index, given), share_begin(count, index + 1, given));
     }
     return BYTEPS_OK;
 }

@@ -28,8 +28,8 @@ extern const byteps_sum_slice byteps_slices_avx2[BYTEPS_DTYPES];
 extern const byteps_sum_slice byteps_slices_avx512[BYTEPS_DTYPES];
 #endif
 
-/* One block of accumulators.  A slice needs three of them at most (the total, a group, a widened source): 24 KiB for
- * float64, which together with the block of a source fits a first-level cache of 32 KiB. */
-#define BYTEPS_BLOCK 1024
+/* Elements of one block of accumulators.  Three of them (the total, a group, a widened source) take 6 KiB for float32
+ * and 12 KiB for float64, so that they stay in a first-level cache of 32 KiB while the sources stream by. */
+#define BYTEPS_BLOCK 512
 
 #endif
