@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tracemalloc
+from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
@@ -15,6 +17,7 @@ from byteps_py.wire.control import ControlMessage, decode_control, encode_contro
 from tests.helpers import golden
 from tests.helpers.messages import CONTROL
 
+PROTOCOL = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 PREFIX = b"BPSc\x01"
 
 
@@ -33,6 +36,12 @@ def declared(*partitions: tuple[int, int, int, int]) -> bytes:
 
 def test_every_message_has_an_example() -> None:
     assert {type(each) for each in CONTROL.values()} == set(get_args(ControlMessage))
+
+
+def test_the_protocol_document_lists_every_message_with_its_fields() -> None:
+    rows = re.findall(r"^\| `([a-z-]+)` \| [^|]+ \|([^|]*)\|", PROTOCOL, re.MULTILINE)
+    documented = {tag: [field for field in fields.strip().split(", ") if field] for tag, fields in rows}
+    assert documented == {tag: list(message.__struct_fields__) for tag, message in CONTROL.items()}
 
 
 @pytest.mark.parametrize("name", CONTROL)

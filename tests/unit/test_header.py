@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -12,6 +15,7 @@ from byteps_py.wire.header import ACCEPT_ENTRY, HEADER_SIZE, Flag, Header, Opcod
 from tests.helpers import golden
 from tests.helpers.messages import DATA, JOB, WORKER
 
+PROTOCOL = (Path(__file__).resolve().parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 PULL = DATA["pull"][0]
 PUSH = DATA["push"][0]
 
@@ -34,31 +38,34 @@ ALL_FIELDS = Header(
 )
 
 
+PLACES: dict[str, bytes] = {
+    "magic": b"BPSy",
+    "version": b"\x01",
+    "opcode": b"\x02",
+    "flags": b"\x00",
+    "dtype": b"\x01",
+    "operation": b"\x01",
+    "codec": b"\x00",
+    "root": b"\x00\x00",
+    "sender": b"\x00\x00\x00\x00",
+    "epoch": b"\x00\x00\x00\x00",
+    "detail": b"\x00\x00\x00\x00",
+    "job": b"\xef\xcd\xab\x89\x67\x45\x23\x01",
+    "incarnation": b"\x88\x77\x66\x55\x44\x33\x22\x11",
+    "key": b"\x03\x00\x00\x00\x07\x00\x00\x00",
+    "round": b"\x05\x00\x00\x00\x00\x00\x00\x00",
+    "step": bytes(8),
+    "offset": bytes(8),
+    "count": bytes(8),
+    "length": bytes(8),
+}
+"""A PULL header, place by place."""
+
+
 def literal(**changed: bytes) -> bytes:
-    """A PULL header as bytes, place by place, with some of them replaced."""
-    places = {
-        "magic": b"BPSy",
-        "version": b"\x01",
-        "opcode": b"\x02",
-        "flags": b"\x00",
-        "dtype": b"\x01",
-        "operation": b"\x01",
-        "codec": b"\x00",
-        "root": b"\x00\x00",
-        "sender": b"\x00\x00\x00\x00",
-        "epoch": b"\x00\x00\x00\x00",
-        "detail": b"\x00\x00\x00\x00",
-        "job": b"\xef\xcd\xab\x89\x67\x45\x23\x01",
-        "incarnation": b"\x88\x77\x66\x55\x44\x33\x22\x11",
-        "key": b"\x03\x00\x00\x00\x07\x00\x00\x00",
-        "round": b"\x05\x00\x00\x00\x00\x00\x00\x00",
-        "step": bytes(8),
-        "offset": bytes(8),
-        "count": bytes(8),
-        "length": bytes(8),
-    }
-    assert all(len(value) == len(places[name]) for name, value in changed.items())
-    return b"".join((places | changed).values())
+    """A PULL header as bytes, with some places replaced."""
+    assert all(len(value) == len(PLACES[name]) for name, value in changed.items())
+    return b"".join((PLACES | changed).values())
 
 
 def u64(value: int) -> bytes:
@@ -294,3 +301,25 @@ class TestEncodeRefuses:
             encode(
                 Header(opcode=Opcode.PULL, sender=0, job=JOB, incarnation=WORKER, epoch=0, key=make_key(7, 3), round=0)
             )
+
+
+class TestProtocolDocument:
+    def test_fields_stand_at_their_offsets(self) -> None:
+        rows = re.findall(r"^\| (\d+) \| (\w+) \| ", PROTOCOL, re.MULTILINE)
+        fields = [(int(offset), name) for offset, name in rows if name.islower()]
+        assert [name for _, name in fields] == list(PLACES)
+        offset = 0
+        for documented, name in fields:
+            assert documented == offset
+            offset += len(PLACES[name])
+        assert offset == HEADER_SIZE
+
+    def test_opcodes(self) -> None:
+        rows = re.findall(r"^\| (\d+) ([A-Z]+) \| ", PROTOCOL, re.MULTILINE)
+        assert rows == [(str(each.value), each.name) for each in Opcode]
+
+    def test_tags(self) -> None:
+        tables: list[list[DType | Operation | Flag]] = [list(DType), list(Operation), [Flag.ABSENT, Flag.WANT_RESULT]]
+        for tags in tables:
+            text = ", ".join(f"{int(each)} {getattr(each, 'label', each.name)}" for each in tags)
+            assert f"| {text} |" in PROTOCOL
