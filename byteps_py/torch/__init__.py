@@ -1,0 +1,70 @@
+"""The PyTorch plugin: ``import byteps_py.torch as bps``.
+
+::
+
+    bps.init()
+    optimizer = bps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    bps.broadcast_parameters(model.state_dict(), root_rank=0)
+    bps.broadcast_optimizer_state(optimizer, root_rank=0)
+"""
+
+from __future__ import annotations
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise ImportError("byteps_py.torch needs PyTorch: pip install 'byteps_py[torch]'") from error
+
+from byteps_py.session import (
+    barrier,
+    get_pushpull_speed,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+    step,
+)
+from byteps_py.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from byteps_py.torch.compression import Compression, Compressor
+from byteps_py.torch.ops import (
+    byteps_push_pull,
+    declare,
+    poll,
+    push_pull,
+    push_pull_async,
+    push_pull_async_inplace,
+    push_pull_inplace,
+    synchronize,
+)
+from byteps_py.torch.optimizer import DistributedOptimizer, SynchronizedOptimizer
+
+__all__ = [
+    "Compression",
+    "Compressor",
+    "DistributedOptimizer",
+    "SynchronizedOptimizer",
+    "barrier",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "byteps_push_pull",
+    "declare",
+    "get_pushpull_speed",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "poll",
+    "push_pull",
+    "push_pull_async",
+    "push_pull_async_inplace",
+    "push_pull_inplace",
+    "rank",
+    "shutdown",
+    "size",
+    "step",
+    "synchronize",
+]

@@ -1,0 +1,302 @@
+"""Averaging the gradients of one optimizer: which are registered, which are on their way, which have arrived.
+
+A *slot* is one registered parameter.  In every exchange each worker contributes to every slot exactly once: while the
+backward pass runs, as soon as a gradient has been accumulated for the last time, or else in
+:meth:`GradientExchange.synchronize`, where a parameter that got no gradient is contributed as absent, which counts as
+zero.  So workers whose branches differ still meet in the same exchange.
+
+====================  ====================================  ==================================
+state of a slot       hook (a backward pass reached it)     synchronize()
+====================  ====================================  ==================================
+passes remain         one pass less; at none left: push     push what there is, then wait
+on its way            error: one backward pass too many     wait
+====================  ====================================  ==================================
+
+After :meth:`~GradientExchange.synchronize` all passes remain again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from byteps_py import session as _session
+from byteps_py.errors import BytePSError, UnsupportedError
+from byteps_py.roles.pending import Pending
+from byteps_py.torch.compression import Compressor
+from byteps_py.torch.tensors import as_array, check_dense, copy_back, stage, to_tensor, wire_tag
+from byteps_py.types import DType, Operation, TensorSpec
+
+__all__ = ["GradientExchange"]
+
+_Groups = Sequence[dict[str, Any]]
+
+
+@dataclass
+class _Push:
+    """A contribution on its way. ``gradient`` is None if it was absent; ``version`` tells later changes to it."""
+
+    pending: Pending
+    gradient: torch.Tensor | None
+    staged: torch.Tensor | None
+    version: int
+
+
+@dataclass
+class _Slot:
+    parameter: torch.Tensor
+    label: str
+    spec: TensorSpec
+    dtype: torch.dtype
+    priority: int
+    remaining: int
+    push: _Push | None = None
+
+
+class GradientExchange:
+    """The gradients of one optimizer. Belongs to the thread that trains; the hooks run in autograd's threads.
+
+    Args:
+        groups: the optimizer's ``param_groups``.
+        named_parameters: names, and the order of the model: what comes first gets the higher priority. None names by
+            place in the groups.
+        compression: how gradients travel.
+        passes: backward passes whose gradients are added up locally before one exchange.
+
+    Raises:
+        ValueError: names are missing, doubled or malformed.
+        UnsupportedError: a parameter's dtype cannot be pushed.
+    """
+
+    def __init__(
+        self,
+        groups: _Groups,
+        named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
+        compression: Compressor,
+        passes: int,
+    ) -> None:
+        self.step: int = 0
+        """Goes with every contribution, so that workers that are not in the same step are told so."""
+        self.synchronized: bool = False
+        """Whether :meth:`synchronize` has been called and nothing was accumulated or cleared since."""
+        self._compression = compression
+        self._passes = _check_passes(passes)
+        self._names = _check_names(named_parameters, groups)
+        self._slots: dict[torch.Tensor, _Slot] = {}
+        session = _session.current()
+        self._prefix = _next_prefix(session)
+        self._loss = TensorSpec(f"Loss.{self._prefix}closure", DType.FLOAT64, (1,))
+        self._register(session, groups)
+
+    def set_passes(self, passes: int) -> None:
+        """Change the number of backward passes of one exchange, and count anew.
+
+        Raises:
+            BytePSError: gradients are on their way.
+        """
+        checked = _check_passes(passes)
+        self.restart("set_backward_passes_per_step()")
+        self._passes = checked
+        for slot in self._slots.values():
+            slot.remaining = checked
+
+    def restart(self, caller: str) -> None:
+        """Forget the backward passes counted so far; ``caller`` is named in the error.
+
+        Raises:
+            BytePSError: gradients are on their way, which other workers will wait for.
+        """
+        flying = [slot.label for slot in self._slots.values() if slot.push is not None]
+        if flying:
+            raise BytePSError(
+                f"{caller} was called while the gradients of {_some(flying)} are on their way to the other workers: "
+                "call step() or synchronize() first"
+            )
+        self.synchronized = False
+        for slot in self._slots.values():
+            slot.remaining = self._passes
+
+    def synchronize(self, groups: _Groups) -> None:
+        """Contribute what has not been contributed yet, wait for everything, and put the averages into ``.grad``.
+
+        Args:
+            groups: the optimizer's ``param_groups`` as they are now. Parameters that were added, or that require a
+                gradient only now, are registered.
+
+        Raises:
+            BytePSError: a gradient was changed or replaced after its push had begun, or what the session raises.
+        """
+        session = _session.current()
+        self._register(session, groups)
+        try:
+            for slot in self._slots.values():
+                if slot.push is None:
+                    self._push(session, slot)
+                else:
+                    _check_untouched(slot, slot.push)
+            for slot in self._slots.values():
+                if slot.push is not None:
+                    _finish(slot, slot.push)
+        finally:
+            for slot in self._slots.values():
+                slot.push, slot.remaining = None, self._passes
+        self.synchronized = True
+
+    def finish_step(self) -> None:
+        """The optimizer has updated the parameters; the next exchange belongs to the next step."""
+        self.synchronized = False
+        self.step += 1
+
+    def average_loss(self, loss: Any) -> Any:
+        """The average of a closure's ``loss`` over the workers, in its own type.
+
+        Optimizers that take a closure decide by it whether to go on; all workers must decide the same.
+        What is neither a number nor a tensor with one element is returned as it is.
+        """
+        loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
+        single = isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.is_floating_point()
+        value = np.array([float(loss)]) if single or isinstance(loss, float) else None
+        pending = _session.current().submit(self._loss, value, value, Operation.AVERAGE, step=self.step)
+        average = float(pending.wait()[0])
+        if value is None:
+            return loss
+        return torch.full_like(loss, average) if single else average
+
+    def _register(self, session: _session.Session, groups: _Groups) -> None:
+        """Give a slot and a hook to every parameter that requires a gradient and has none; declare all in one batch."""
+        parameters = [each for group in groups for each in group["params"]]
+        wanted = {each for each in parameters if each.requires_grad and each not in self._slots}
+        if not wanted:
+            return
+        for place, parameter in enumerate(parameters):
+            self._names.setdefault(parameter, f"noname.{place}")
+        slots = [self._new_slot(each, place) for place, each in enumerate(self._names) if each in wanted]
+        session.declare([slot.spec for slot in slots])
+        for slot in slots:
+            self._slots[slot.parameter] = slot
+            hook = _hook_of(self, slot)
+            handle = slot.parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            weakref.finalize(self, handle.remove).atexit = False
+
+    def _new_slot(self, parameter: torch.Tensor, place: int) -> _Slot:
+        label = self._names[parameter]
+        dtype = self._compression.wire_dtype(parameter.dtype)
+        tag = wire_tag(dtype, f"parameter {label!r}")
+        spec = TensorSpec(f"Gradient.{self._prefix}{label}", tag, tuple(parameter.shape))
+        return _Slot(parameter, label, spec, dtype, priority=-place, remaining=self._passes)
+
+    def accumulated(self, slot: _Slot) -> None:
+        """A backward pass has added to the gradient of ``slot``."""
+        if slot.push is not None:
+            raise BytePSError(
+                f"the gradient of {slot.label!r} was accumulated once more after backward pass {self._passes} of "
+                f"{self._passes}, when it was already on its way: call step() or synchronize() after each "
+                f"{self._passes}, or set backward_passes_per_step"
+            )
+        self.synchronized = False
+        slot.remaining -= 1
+        if slot.remaining <= 0:
+            self._push(_session.current(), slot)
+
+    def _push(self, session: _session.Session, slot: _Slot) -> None:
+        gradient = slot.parameter.grad
+        staged = None if gradient is None else _stage_gradient(slot, gradient)
+        array = None if staged is None else as_array(staged)
+        pending = session.submit(slot.spec, array, array, Operation.AVERAGE, priority=slot.priority, step=self.step)
+        slot.push = _Push(pending, gradient, staged, 0 if gradient is None else gradient._version)
+
+
+def _hook_of(exchange: GradientExchange, slot: _Slot) -> Callable[[torch.Tensor], None]:
+    """The parameter lives on when the optimizer is dropped for another one: its hook must not keep the old alive."""
+    reference = weakref.ref(exchange)
+
+    def hook(_: torch.Tensor) -> None:
+        owner = reference()
+        if owner is not None:
+            owner.accumulated(slot)
+
+    return hook
+
+
+def _stage_gradient(slot: _Slot, gradient: torch.Tensor) -> torch.Tensor:
+    check_dense(gradient, f"the gradient of {slot.label!r}")
+    if gradient.dtype != slot.parameter.dtype:
+        raise UnsupportedError(
+            f"the gradient of {slot.label!r} is {gradient.dtype} and the parameter {slot.parameter.dtype}: "
+            "gradients of another dtype than the parameter are not pushed"
+        )
+    return stage(gradient, slot.dtype)
+
+
+def _check_untouched(slot: _Slot, push: _Push) -> None:
+    """What was pushed is what must be there still: a change in between would be overwritten, or mixed in."""
+    gradient = slot.parameter.grad
+    if gradient is not push.gradient or (gradient is not None and gradient._version != push.version):
+        what = "cleared" if gradient is None else "changed or replaced"
+        raise BytePSError(
+            f"the gradient of {slot.label!r} was {what} after its push to the other workers had begun: "
+            "call synchronize() first, then clip, scale or clear, then step() within skip_synchronize()"
+        )
+
+
+def _finish(slot: _Slot, push: _Push) -> None:
+    array = push.pending.wait()
+    with torch.no_grad():
+        if push.gradient is not None and push.staged is not None:
+            copy_back(push.staged, push.gradient)
+        elif not push.pending.absent:
+            received = to_tensor(array, slot.dtype)
+            slot.parameter.grad = torch.empty_like(slot.parameter).copy_(received)
+
+
+def _check_passes(passes: int) -> int:
+    if passes < 1:
+        raise ValueError(f"backward_passes_per_step={passes} must be at least 1")
+    return passes
+
+
+def _check_names(
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None, groups: _Groups
+) -> dict[torch.Tensor, str]:
+    """Names in the order of the model; the first of several names of one tensor counts."""
+    if named_parameters is None:
+        return {}
+    pairs = list(named_parameters)
+    if not all(isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str) for each in pairs):
+        raise ValueError("named_parameters must be pairs of name and tensor, such as model.named_parameters()")
+    seen: set[str] = set()
+    doubled = sorted({name for name, _ in pairs if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
+    if doubled:
+        raise ValueError(f"named_parameters has several tensors of one name: {_some(doubled)}; add a prefix per model")
+    names: dict[torch.Tensor, str] = {}
+    for name, parameter in pairs:
+        names.setdefault(parameter, name)
+    missing = [str(tuple(each.shape)) for group in groups for each in group["params"] if each not in names]
+    if missing:
+        raise ValueError(
+            f"named_parameters lacks {len(missing)} of the optimizer's parameters, of shape {_some(missing)}: "
+            "name all of them, or none"
+        )
+    return names
+
+
+def _some(labels: Sequence[str]) -> str:
+    shown = ", ".join(labels[:5])
+    return shown if len(labels) <= 5 else f"{shown} and {len(labels) - 5} more"
+
+
+_optimizers: Final[weakref.WeakKeyDictionary[_session.Session, int]] = weakref.WeakKeyDictionary()
+
+
+def _next_prefix(session: _session.Session) -> str:
+    """Empty for the first optimizer of a session, then ``"2."``, ``"3."`` ...: equal names of two models do not clash.
+
+    Workers that make their optimizers in the same order get the same.
+    """
+    number = _optimizers[session] = _optimizers.get(session, 0) + 1
+    return "" if number == 1 else f"{number}."

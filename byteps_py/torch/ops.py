@@ -1,0 +1,196 @@
+"""Push a tensor, pull the sum or the average over all workers.
+
+Calls are matched by name, and calls of one name by their order; every worker must make them.  The name that appears in
+messages is the one the caller gave.  A call without a name gets one from dtype and shape, so unnamed calls on tensors
+that look alike are matched in the order in which each worker makes them; give names where that order may differ, or
+where many such calls are to be under way at once (calls of one name run one after the other).
+
+Handles are integers, valid until :func:`synchronize`.  All functions may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from byteps_py import session as _session
+from byteps_py.roles.pending import Pending
+from byteps_py.torch.compression import Compression, Compressor
+from byteps_py.torch.tensors import as_array, copy_back, spec_of, stage
+from byteps_py.types import Operation
+
+__all__ = [
+    "byteps_push_pull",
+    "declare",
+    "poll",
+    "push_pull",
+    "push_pull_async",
+    "push_pull_async_inplace",
+    "push_pull_inplace",
+    "synchronize",
+]
+
+
+@dataclass(frozen=True)
+class _Outstanding:
+    """``staged`` receives the result, ``target`` is what the caller gets; both stay alive until then."""
+
+    pending: Pending
+    staged: torch.Tensor
+    target: torch.Tensor
+
+
+_outstanding: Final[dict[int, _Outstanding]] = {}
+_numbers: Final = itertools.count(1)
+_lock: Final = threading.Lock()
+
+
+def push_pull_async(
+    tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0
+) -> int:
+    """Start to sum ``tensor`` over all workers into a new tensor.
+
+    Args:
+        tensor: dense, of any layout in memory and on any device; float32, float64, float16, bfloat16, int8, uint8,
+            int32 or int64. It is copied before this returns.
+        average: divide the sum by the number of workers (integers round down).
+        name: equal on all workers, see above.
+        version: a step number; workers that meet with different ones get an AgreementError.
+        priority: what is higher is sent earlier.
+
+    Returns:
+        A handle for :func:`poll` and :func:`synchronize`.
+
+    Raises:
+        UnsupportedError: for other dtypes and layouts.
+        NotInitializedError: ``init()`` has not been called.
+    """
+    return _start(tensor, False, average, name, version, priority)
+
+
+def push_pull_async_inplace(
+    tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0
+) -> int:
+    """As :func:`push_pull_async`, but the result replaces ``tensor``, which must not be touched before
+    :func:`synchronize` has returned it."""
+    return _start(tensor, True, average, name, version, priority)
+
+
+byteps_push_pull = push_pull_async_inplace
+
+
+def _start(tensor: torch.Tensor, inplace: bool, average: bool, name: str | None, version: int, priority: int) -> int:
+    session = _session.current()
+    operation = Operation.AVERAGE if average else Operation.SUM
+    spec = spec_of(name or _automatic_name(tensor, operation), tensor)
+    source = stage(tensor)
+    staged = source if inplace else torch.empty_like(source)
+    target = tensor if inplace else staged if tensor.device == staged.device else torch.empty_like(tensor)
+    pending = session.submit(spec, as_array(source), as_array(staged), operation, priority=priority, step=version)
+    with _lock:
+        handle = next(_numbers)
+        _outstanding[handle] = _Outstanding(pending, staged, target)
+    return handle
+
+
+def _automatic_name(tensor: torch.Tensor, operation: Operation) -> str:
+    """One name for all that look alike: a name for each call would fill the tables of scheduler and servers."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"noname.{operation.name.lower()}.{dtype}.{'x'.join(map(str, tensor.shape)) or 'scalar'}"
+
+
+def poll(handle: int) -> bool:
+    """Whether :func:`synchronize` would return (or raise) at once.
+
+    Raises:
+        ValueError: there is no such handle, or it has been synchronized already.
+    """
+    return _find(handle, remove=False).pending.done()
+
+
+def synchronize(handle: int) -> torch.Tensor:
+    """Wait for the result; the handle is invalid afterwards.
+
+    Returns:
+        The new tensor, or for the in-place functions the tensor that was given.
+
+    Raises:
+        ValueError: there is no such handle, or it has been synchronized already.
+        AgreementError: the workers disagree about shape, dtype, operation or version.
+        ParticipantLeft, JobAborted: a worker left whose contribution is needed, or the job has ended.
+    """
+    outstanding = _find(handle, remove=True)
+    outstanding.pending.wait()
+    copy_back(outstanding.staged, outstanding.target)
+    return outstanding.target
+
+
+def _find(handle: int, remove: bool) -> _Outstanding:
+    with _lock:
+        found = _outstanding.pop(handle, None) if remove else _outstanding.get(handle)
+    if found is None:
+        raise ValueError(
+            f"{handle!r} is no handle of an operation under way: each handle that push_pull_async() "
+            "returned can be synchronized once"
+        )
+    return found
+
+
+def push_pull(
+    tensor: torch.Tensor,
+    average: bool = True,
+    name: str | None = None,
+    version: int = 0,
+    priority: int = 0,
+    compression: Compressor = Compression.none,
+) -> torch.Tensor:
+    """Sum ``tensor`` over all workers into a new tensor; blocks.
+
+    Gradients flow through it: the backward pass sums, or averages, the gradient over all workers under the name
+    ``name + ".backward"``. See :func:`push_pull_async` for arguments and errors.
+    """
+    narrow, context = compression.compress(tensor)
+    operation = Operation.AVERAGE if average else Operation.SUM
+    result = _PushPull.apply(  # type: ignore[no-untyped-call]
+        narrow, average, name or _automatic_name(narrow, operation), version, priority
+    )
+    return compression.decompress(result, context)
+
+
+def push_pull_inplace(
+    tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0
+) -> torch.Tensor:
+    """Replace ``tensor`` by its sum over all workers; blocks; returns ``tensor``. No gradients flow through it."""
+    return synchronize(push_pull_async_inplace(tensor, average, name, version, priority))
+
+
+class _PushPull(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, average: bool, name: str, version: int, priority: int) -> torch.Tensor:
+        ctx.arguments = average, f"{name}.backward", version, priority
+        return synchronize(push_pull_async(tensor, average, name, version, priority))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+        result = _PushPull.apply(gradient, *ctx.arguments)  # type: ignore[no-untyped-call]
+        return result, None, None, None, None
+
+
+def declare(name: str, tensor: torch.Tensor | None = None) -> None:
+    """Announce a tensor before its first push, so that the servers' load is balanced; never needed.
+
+    Args:
+        name: the name that it will be pushed under.
+        tensor: of the dtype and shape that will be pushed. Without it there is nothing to place yet: the call only
+            checks that the session is there, and the tensor is declared by its first push.
+
+    Raises:
+        AgreementError: another worker declared the name with another dtype or shape.
+    """
+    session = _session.current()
+    if tensor is not None:
+        session.declare([spec_of(name, tensor)])

@@ -1,0 +1,245 @@
+"""Push and pull on tensors, with several workers in this process."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import byteps_py.torch as bps  # noqa: E402
+from byteps_py.errors import AgreementError, NotInitializedError, UnsupportedError  # noqa: E402
+from byteps_py.types import DType, Operation, TensorSpec  # noqa: E402
+from tests.helpers.fake_session import run_workers  # noqa: E402
+
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 5)])
+def test_sum_and_average_of_every_dtype(dtype, shape) -> None:
+    def body(session):
+        tensor = torch.full(shape, session.rank * 2 + 1, dtype=dtype)
+        kept = tensor.clone()
+        total = bps.push_pull(tensor, average=False, name="sum")
+        average = bps.push_pull(tensor, name="average")
+        assert torch.equal(tensor, kept)
+        return total, average
+
+    for total, average in run_workers(3, body):
+        assert total.dtype == average.dtype == dtype
+        assert torch.equal(total, torch.full(shape, 9, dtype=dtype))
+        assert torch.equal(average, torch.full(shape, 3, dtype=dtype))
+
+
+def test_integers_round_down_and_float16_does_not_overflow() -> None:
+    def body(session):
+        integers = bps.push_pull(torch.tensor([-3, 3])[session.rank], name="i")
+        halves = bps.push_pull(torch.tensor([60000.0], dtype=torch.float16), name="h")
+        return integers.item(), halves.item()
+
+    assert run_workers(2, body) == [(0, 60000.0)] * 2
+    assert run_workers(1, lambda _: bps.push_pull(torch.tensor(-3), name="i").item()) == [-3]
+
+
+def test_in_place_operations_return_the_tensor_itself() -> None:
+    def body(session):
+        first = torch.full((4,), float(session.rank))
+        second = torch.full((4,), float(session.rank))
+        handle = bps.push_pull_async_inplace(second, average=False, name="async")
+        assert bps.push_pull_inplace(first, name="blocking") is first
+        assert bps.synchronize(handle) is second
+        return first, second
+
+    for first, second in run_workers(2, body):
+        assert torch.equal(first, torch.full((4,), 0.5))
+        assert torch.equal(second, torch.ones(4))
+
+
+def test_strided_tensors_are_replaced_in_place() -> None:
+    def body(session):
+        base = torch.arange(12.0).reshape(3, 4) * (session.rank + 1)
+        view = base[:, 1::2].T
+        result = bps.push_pull_inplace(view, average=False, name="view")
+        assert result is view
+        return base
+
+    for base in run_workers(2, body):
+        own = base[0, 2] / 2
+        expected = torch.arange(12.0).reshape(3, 4) * own
+        expected[:, 1::2] = torch.arange(12.0).reshape(3, 4)[:, 1::2] * 3
+        assert torch.equal(base, expected)
+
+
+def test_the_source_may_change_once_the_call_has_returned() -> None:
+    def body(session):
+        tensor = torch.ones(1000)
+        handle = bps.push_pull_async(tensor, average=False, name="t")
+        tensor.zero_()
+        return bps.synchronize(handle)
+
+    assert all(torch.equal(each, torch.full((1000,), 2.0)) for each in run_workers(2, body))
+
+
+def test_many_operations_at_once_in_any_order_of_waiting() -> None:
+    def body(session):
+        handles = [bps.push_pull_async(torch.tensor(float(i)), average=False, name=f"t{i}") for i in range(20)]
+        values = {i: bps.synchronize(handles[i]).item() for i in reversed(range(20))}
+        return [values[i] for i in range(20)]
+
+    assert run_workers(2, body) == [[2.0 * i for i in range(20)]] * 2
+
+
+def test_poll_tells_when_synchronize_would_return() -> None:
+    def body(session):
+        if session.rank == 0:
+            handle = bps.push_pull_async(torch.ones(1), name="t")
+            before = bps.poll(handle)
+            session.barrier()
+        else:
+            session.barrier()
+            handle = bps.push_pull_async(torch.ones(1), name="t")
+            before = False
+        session.barrier()
+        after = bps.poll(handle)
+        bps.synchronize(handle)
+        return isinstance(handle, int), before, after
+
+    assert run_workers(2, body) == [(True, False, True)] * 2
+
+
+def test_handles_are_valid_once() -> None:
+    def body(session):
+        handle = bps.push_pull_async(torch.ones(1), name="t")
+        bps.synchronize(handle)
+        for call in (bps.synchronize, bps.poll):
+            with pytest.raises(ValueError, match=f"{handle} is no handle of an operation under way"):
+                call(handle)
+        with pytest.raises(ValueError, match="None is no handle"):
+            bps.synchronize(None)
+
+    run_workers(1, body)
+
+
+def test_names_versions_and_priorities_reach_the_session() -> None:
+    def body(session):
+        bps.synchronize(bps.push_pull_async(torch.ones(2), True, "mine", 7, 3))
+        bps.push_pull(torch.ones(2), False, "mine", version=8, priority=-4)
+        return session.submitted
+
+    (submitted,) = run_workers(1, body)
+    assert [(each.name, each.operation, each.step, each.priority) for each in submitted] == [
+        ("mine", Operation.AVERAGE, 7, 3),
+        ("mine", Operation.SUM, 8, -4),
+    ]
+
+
+def test_unnamed_calls_are_matched_by_order_among_those_that_look_alike() -> None:
+    def body(session):
+        calls = [lambda: bps.push_pull_async(torch.tensor([1.0, 2.0])), lambda: bps.push_pull_async(torch.tensor(5))]
+        order = calls if session.rank == 0 else calls[::-1]
+        handles = [call() for call in order]
+        results = [bps.synchronize(handle) for handle in handles]
+        again = bps.push_pull(torch.tensor([3.0, 4.0]))
+        names = {each.name for each in session.submitted}
+        return sorted(each.sum().item() for each in results), again.tolist(), names
+
+    names = {"noname.average.float32.2", "noname.average.int64.scalar"}
+    assert run_workers(2, body) == [([3.0, 5], [3.0, 4.0], names)] * 2
+
+
+def test_workers_in_different_versions_are_told() -> None:
+    def body(session):
+        with pytest.raises(AgreementError, match=r"worker 0 .*step 0, worker 1 .*step 1"):
+            bps.push_pull(torch.ones(1), name="t", version=session.rank)
+
+    run_workers(2, body)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "word"),
+    [(torch.ones(2, dtype=torch.bool), "torch.bool"), (torch.eye(2).to_sparse(), "sparse")],
+    ids=["bool", "sparse"],
+)
+@pytest.mark.parametrize("call", [bps.push_pull, bps.push_pull_async, bps.push_pull_inplace, bps.byteps_push_pull])
+def test_what_cannot_be_pushed_is_named(call, tensor, word) -> None:
+    def body(session):
+        with pytest.raises(UnsupportedError, match=f"tensor 'odd' .*{word}"):
+            call(tensor, name="odd")
+        return session.submitted
+
+    assert run_workers(1, body) == [[]]
+
+
+def test_gradients_flow_through_push_pull() -> None:
+    def body(session):
+        tensor = torch.tensor([1.0, 2.0], requires_grad=True)
+        result = bps.push_pull(tensor, average=True, name="t")
+        (result * (session.rank + 1)).sum().backward()
+        return tensor.grad.tolist(), [each.name for each in session.submitted]
+
+    # Worker r's loss has the gradient r + 1, and every input has a weight of 1/2 in both results.
+    assert run_workers(2, body) == [([1.5, 1.5], ["t", "t.backward"])] * 2
+
+
+def test_second_derivatives_flow_through_push_pull() -> None:
+    def body(session):
+        x = torch.tensor(3.0, requires_grad=True)
+        (first,) = torch.autograd.grad(bps.push_pull(x, name="t") ** 3, x, create_graph=True)
+        (second,) = torch.autograd.grad(first, x)
+        return first.item(), second.item()
+
+    assert run_workers(2, body) == [(27.0, 18.0)] * 2
+
+
+@pytest.mark.parametrize("compression", [bps.Compression.fp16, bps.Compression.bf16])
+def test_compressed_results_have_the_own_dtype_again(compression) -> None:
+    def body(session):
+        tensor = torch.tensor([1.0, 3.0], dtype=torch.float64, requires_grad=True)
+        result = bps.push_pull(tensor * (session.rank + 1), name="t", compression=compression)
+        result.sum().backward()
+        return result, tensor.grad
+
+    for rank, (result, gradient) in enumerate(run_workers(2, body)):
+        assert result.dtype == gradient.dtype == torch.float64
+        assert torch.equal(result.detach(), torch.tensor([1.5, 4.5], dtype=torch.float64))
+        assert torch.equal(gradient, torch.full((2,), rank + 1.0, dtype=torch.float64))
+
+
+def test_declare_announces_dtype_and_shape() -> None:
+    def body(session):
+        bps.declare("early", torch.zeros(2, 3, dtype=torch.bfloat16))
+        bps.declare("later")
+        return session.declared
+
+    assert run_workers(1, body) == [[[TensorSpec("early", DType.BFLOAT16, (2, 3))]]]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: bps.push_pull(torch.ones(1), name="t"),
+        lambda: bps.push_pull_async(torch.ones(1), name="t"),
+        lambda: bps.declare("t"),
+        lambda: bps.DistributedOptimizer(torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1)),
+        lambda: bps.broadcast_parameters({}),
+        lambda: bps.broadcast_object(1),
+    ],
+)
+def test_init_comes_first(call) -> None:
+    with pytest.raises(NotInitializedError, match="init"):
+        call()
+
+
+def test_the_short_names_of_byteps_are_there() -> None:
+    assert bps.byteps_push_pull is bps.push_pull_async_inplace
+    missing = [name for name in bps.__all__ if not hasattr(bps, name)]
+    assert missing == []
