@@ -39,12 +39,8 @@ format: $(STAMP) ## rewrite the sources as ruff likes them
 docs: $(STAMP) ## write docs/env.md from the table in byteps_py/settings.py
 	$(BIN)/python scripts/env_docs.py
 
-warnings: $(STAMP) ## compile csrc/ with its usual flags and every warning as an error
-	rm -rf build/warnings
-	CFLAGS=-Werror $(BIN)/python setup.py -q build_ext --build-lib build/warnings --build-temp build/warnings
-
-sanitize: $(STAMP) ## the C kernels under the address and undefined-behaviour sanitizers
-	PYTHON=$(BIN)/python scripts/sanitize
+sanitize: ## the C kernels, warnings being errors, and under the address and undefined-behaviour sanitizers
+	scripts/sanitize
 
 bench: $(STAMP) ## measure the kernels
 	$(BIN)/python benchmarks/kernels.py
