@@ -1,0 +1,152 @@
+"""One process of a launch: how it is described, started, signalled and found to have ended.
+
+Every process leads a session of its own.  So one signal reaches it with all its children, and a Ctrl-C typed at the
+terminal reaches the launcher alone, which passes it on once.
+
+A process that has ended stays a zombie until :meth:`Child.reap`.  Until then its id cannot be given to another
+process, so that its group can be signalled without the danger of hitting a stranger, and ``/proc`` still tells when
+it was started, which proves to the scheduler who it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import IO
+
+from byteps_py.launcher.guard import Guard
+from byteps_py.types import Role
+
+__all__ = ["CANNOT_RUN", "NOT_FOUND", "Child", "CommandError", "ProcessSpec", "describe_status", "exit_status", "find"]
+
+CANNOT_RUN = 126
+"""Exit status if the command cannot be executed, as in a shell."""
+NOT_FOUND = 127
+"""Exit status if there is no such command, as in a shell."""
+
+
+class CommandError(Exception):
+    """The command cannot be run; ``status`` is the launcher's exit status."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """A process that is to be started.
+
+    Attributes:
+        role: what it is in the job.
+        label: how messages and lines of output call it: ``worker 0``.
+        argv: the command, word by word; no shell is involved.
+        environment: all of its environment.
+        read_stdin: whether it inherits the launcher's standard input, else it reads from ``/dev/null``.
+    """
+
+    role: Role
+    label: str
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    read_stdin: bool = False
+
+
+class Child:
+    """A started process. Belongs to the launcher's only thread.
+
+    Args:
+        spec: what to start.
+        guard: told of the new process group before the command runs.
+        capture: whether standard output and error become pipes, else they are the launcher's own.
+
+    Raises:
+        OSError: the command cannot be executed.
+    """
+
+    def __init__(self, spec: ProcessSpec, guard: Guard, *, capture: bool) -> None:
+        self.spec = spec
+        self.status: int | None = None
+        """None while it runs; then its exit status, -N for signal N."""
+        # The launcher has one thread, so the function that runs between fork and exec is safe.
+        self._process = subprocess.Popen(
+            spec.argv,
+            env=spec.environment,
+            bufsize=0,
+            stdin=None if spec.read_stdin else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if capture else None,
+            stderr=subprocess.PIPE if capture else None,
+            start_new_session=True,
+            preexec_fn=guard.enrol,  # noqa: PLW1509
+        )
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is also the id of its process group."""
+        return self._process.pid
+
+    @property
+    def name(self) -> str:
+        """For messages: ``worker 1 (pid 4242)``."""
+        return f"{self.spec.label} (pid {self.pid})"
+
+    def outputs(self) -> tuple[IO[bytes], IO[bytes]] | None:
+        """Its standard output and error, where they are captured; the caller closes them."""
+        if self._process.stdout is None or self._process.stderr is None:
+            return None
+        return self._process.stdout, self._process.stderr
+
+    def poll(self) -> int | None:
+        """Look whether it has ended, without reaping it; returns :attr:`status`."""
+        if self.status is None:
+            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is not None:
+                self.status = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        return self.status
+
+    def signal(self, number: int, *, group: bool) -> None:
+        """Send a signal to it, or to its whole process group. Harmless after its end."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            (os.killpg if group else os.kill)(self.pid, number)
+
+    def reap(self) -> None:
+        """Forget a process that has ended; its id is free from now on. Does nothing while it runs."""
+        if self.poll() is not None:
+            self._process.wait()
+
+
+def find(word: str, path: str | None) -> None:
+    """Look whether there is such a command, before anything else is started.
+
+    Args:
+        word: the first word of the command.
+        path: the value of ``PATH``; None for the system's default.
+
+    Raises:
+        CommandError: there is none, or it is no executable file.
+    """
+    if shutil.which(word, path=path) is not None:
+        return
+    if os.sep in word and os.path.exists(word):
+        raise CommandError(CANNOT_RUN, f"{word!r} is not an executable file")
+    raise CommandError(NOT_FOUND, f"there is no command {word!r}")
+
+
+def exit_status(status: int) -> int:
+    """The exit status by which a shell would tell ``status``: 128+N for -N."""
+    return 128 - status if status < 0 else status
+
+
+def describe_status(status: int) -> str:
+    """``exited with status 3``, or ``was killed by signal 9 (SIGKILL)`` for -9."""
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"was killed by signal {-status} ({signal.Signals(-status).name})"
+    except ValueError:
+        return f"was killed by signal {-status}"

@@ -1,0 +1,138 @@
+"""With ``DMLC_ROLE``: one role, on this machine, of a job that spans machines, in the manner of BytePS."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from typing import NoReturn
+
+from byteps_py.errors import SettingsError
+from byteps_py.launcher import affinity
+from byteps_py.launcher.affinity import OpenMP
+from byteps_py.launcher.arguments import Options
+from byteps_py.launcher.local import plural, run_job
+from byteps_py.launcher.processes import ProcessSpec, find
+from byteps_py.launcher.supervisor import Supervisor
+from byteps_py.settings import WorkerSettings, is_distributed, read, settings_class
+from byteps_py.types import Role
+
+__all__ = ["plan_workers", "run_role"]
+
+
+def run_role(role: Role, options: Options, environ: Mapping[str, str]) -> int:
+    """Run ``role`` here; returns its exit status. For a scheduler or server it does not return.
+
+    Raises:
+        SettingsError: variables are missing or bad, or the options do not fit. Nothing has been started.
+        CommandError: the command cannot be run. Nothing has been started.
+        OSError: the program of the role cannot be executed, or the launcher cannot start its guard.
+    """
+    if options.num_workers is not None or options.num_servers is not None:
+        raise SettingsError(
+            f"-n and -s start a whole job on this machine, but DMLC_ROLE={role} asks for one role of a larger one: "
+            "unset DMLC_ROLE, or use DMLC_NUM_WORKER, DMLC_NUM_SERVER and BYTEPS_LOCAL_SIZE"
+        )
+    if role is Role.WORKER:
+        return _run_workers(options, environ)
+    settings = read(settings_class(role), environ)
+    if not is_distributed(settings):
+        print(
+            f"bpslaunch: no {role} is needed: with DMLC_NUM_WORKER=1 the worker machine does all by itself "
+            "(BYTEPS_FORCE_DISTRIBUTED=1 changes that)",
+            file=sys.stderr,
+        )
+        return 0
+    return _become(role, options, environ)
+
+
+def _become(role: Role, options: Options, environ: Mapping[str, str]) -> NoReturn:
+    """Turn this process into the role's: signals and the exit status are then its own."""
+    environment = {**environ, "PYTHONUNBUFFERED": "1"}
+    if role is Role.SERVER:
+        openmp = affinity.choose(
+            environ,
+            wait_policy=options.omp_wait_policy,
+            num_threads=options.omp_num_threads,
+            default=OpenMP("passive", str(max(1, affinity.cores() // affinity.engine_threads(environ)))),
+        )
+        environment |= openmp.environment()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, "-m", "byteps_py", str(role)], environment)
+
+
+def _run_workers(options: Options, environ: Mapping[str, str]) -> int:
+    size = environ.get("BYTEPS_LOCAL_SIZE", "").strip() or str(_listed_devices(environ))
+    # The launcher decides the local ranks, so one that happens to be set is no problem.
+    settings = read(WorkerSettings, {**environ, "BYTEPS_LOCAL_RANK": "0", "BYTEPS_LOCAL_SIZE": size})
+    if settings.num_worker == 1 and settings.local_size > 1 and not settings.force_distributed:
+        job = dataclasses.replace(options, num_workers=settings.local_size, num_servers=settings.num_server)
+        own = {name: value for name, value in environ.items() if not name.startswith("DMLC_")}
+        find(options.command[0], environ.get("PATH"))
+        print(
+            f"bpslaunch: DMLC_NUM_WORKER=1 and {settings.local_size} workers on this machine: the whole job runs here",
+            file=sys.stderr,
+        )
+        return run_job(job, own)
+    find(options.command[0], environ.get("PATH"))
+    specs = plan_workers(options, environ, settings, affinity.cores(), secrets.token_hex(8))
+    supervisor = Supervisor(specs, label_lines=options.prefix, report_failures=is_distributed(settings))
+    supervisor.say(_summary(settings, specs[0]))
+    return supervisor.run()
+
+
+def plan_workers(
+    options: Options, environ: Mapping[str, str], settings: WorkerSettings, cores: int, launch_id: str
+) -> tuple[ProcessSpec, ...]:
+    """The workers of this machine, in the order of their local ranks. Pure.
+
+    Args:
+        settings: as read from ``environ``, with the ``local_size`` that is wanted.
+        cores: shared out among the workers.
+        launch_id: becomes ``BYTEPS_LAUNCH_ID``.
+    """
+    size = settings.local_size
+    openmp = affinity.choose(
+        environ,
+        wait_policy=options.worker_omp_wait_policy,
+        num_threads=options.worker_omp_num_threads,
+        default=OpenMP(num_threads=str(max(1, cores // size))),
+    )
+    common = {**environ, **openmp.environment(), "BYTEPS_LAUNCH_ID": launch_id, "PYTHONUNBUFFERED": "1"}
+    return tuple(
+        ProcessSpec(
+            Role.WORKER,
+            _label(settings, index),
+            options.command,
+            {**common, "BYTEPS_LOCAL_RANK": str(index), "BYTEPS_LOCAL_SIZE": str(size)},
+            read_stdin=size == 1,
+        )
+        for index in range(size)
+    )
+
+
+def _label(settings: WorkerSettings, index: int) -> str:
+    """``worker MACHINE.LOCAL``, since machines may run different numbers of workers and only the scheduler ranks them;
+    ``worker MACHINE`` where there is one; the local rank where the machine has no number."""
+    if settings.worker_id is None:
+        return f"worker local {index}"
+    return f"worker {settings.worker_id}" if settings.local_size == 1 else f"worker {settings.worker_id}.{index}"
+
+
+def _listed_devices(environ: Mapping[str, str]) -> int:
+    """How many devices ``NVIDIA_VISIBLE_DEVICES`` lists; 1 where it is not set or lists none."""
+    name = "NVIDIA_VISIBLE_DEVICES"
+    if name not in environ:
+        return 1
+    return max(1, affinity.count_devices({name: environ[name]}, affinity.device_files()))
+
+
+def _summary(settings: WorkerSettings, first: ProcessSpec) -> str:
+    place = f"scheduler at {settings.root_uri}:{settings.root_port}"
+    if not is_distributed(settings):
+        place = "no server, nothing to connect"
+    threads = first.environment["OMP_NUM_THREADS"]
+    machine = "" if settings.worker_id is None else f" of machine {settings.worker_id}"
+    return f"{plural(settings.local_size, 'worker')}{machine}, {place}; OMP_NUM_THREADS={threads}"
