@@ -10,6 +10,9 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec as _find_spec
+from warnings import warn as _warn
+
 from byteps_py.errors import (
     AgreementError,
     BytePSError,
@@ -38,6 +41,7 @@ from byteps_py.session import (
     size,
     step,
 )
+from byteps_py.settings import wants_native_kernels as _wants_native_kernels
 
 __all__ = [
     "AVG",
@@ -72,3 +76,11 @@ __all__ = [
     "step",
     "synchronize",
 ]
+
+if _find_spec("byteps_py.kernels._native") is None and _wants_native_kernels():
+    # Not an error: a single process needs no kernels, and BYTEPS_KERNELS=reference needs no compiler.
+    _warn(
+        "this byteps_py is a source tree whose C extension was never built: run `pip install -e .` in it",
+        RuntimeWarning,
+        stacklevel=2,
+    )

@@ -30,6 +30,7 @@ __all__ = [
     "runs_alone",
     "settings_class",
     "variables_of",
+    "wants_native_kernels",
 ]
 
 MAX_PARTITION_BYTES = 1 << 30
@@ -355,6 +356,11 @@ def _first_sign(words: Mapping[str, str]) -> str:
         if word not in ("", "1"):
             return f"{name}={word}"
     return "BYTEPS_FORCE_DISTRIBUTED"
+
+
+def wants_native_kernels(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether ``BYTEPS_KERNELS`` leaves the choice at its default."""
+    return (os.environ if environ is None else environ).get("BYTEPS_KERNELS", "").strip().lower() != "reference"
 
 
 def settings_class(role: Role) -> type[JobSettings]:

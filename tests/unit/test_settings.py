@@ -24,6 +24,7 @@ from byteps_py.settings import (
     runs_alone,
     settings_class,
     variables_of,
+    wants_native_kernels,
 )
 from byteps_py.types import Role
 
@@ -248,6 +249,12 @@ class TestAlone:
     )
     def test_is_distributed(self, changes: dict[str, str], distributed: bool) -> None:
         assert is_distributed(read(WorkerSettings, JOB | changes)) is distributed
+
+
+@pytest.mark.parametrize(("text", "native"), [("", True), ("native", True), (" Reference ", False)])
+def test_wants_native_kernels(text: str, native: bool) -> None:
+    assert wants_native_kernels({"BYTEPS_KERNELS": text}) is native
+    assert wants_native_kernels({})
 
 
 class TestTable:
