@@ -100,6 +100,11 @@ class Ending:
         """Whether nothing is left to be done."""
         return not self._alive or self._given_up
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a signal asked for the end."""
+        return self._signalled_at is not None
+
     def ended(self, now: float, statuses: Mapping[int, int]) -> list[Action]:
         """These processes were found to have ended, at one look; statuses are -N for signal N."""
         actions: list[Action] = []

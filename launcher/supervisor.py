@@ -212,16 +212,20 @@ class Supervisor:
             self._guard.dismiss()
 
     def _drain(self, wakeup: int) -> None:
-        """Pass on what is still in the pipes, also that of children's children, but do not wait for those for long."""
+        """Pass on what is still in the pipes, also that of children's children, but do not wait for those for long.
+
+        Output that was read is not lost if its reader is slow, however slow, unless the user wants to end this.
+        """
         deadline = time.monotonic() + DRAIN_SECONDS
         while self._streams and time.monotonic() < deadline:
             if _ENDING_SIGNALS & set(self._wait(wakeup, deadline)):
                 return
-            if self._stdout.full or self._stderr.full:
+            if (self._stdout.full or self._stderr.full) and not self._ending.is_interrupted:
                 deadline = time.monotonic() + DRAIN_SECONDS
         self._close_streams(list(self._streams.values()))
         while self._stdout.waiting or self._stderr.waiting:
-            if _ENDING_SIGNALS & set(self._wait(wakeup, None)):
+            signals = self._wait(wakeup, deadline if self._ending.is_interrupted else None)
+            if _ENDING_SIGNALS & set(signals) or (self._ending.is_interrupted and time.monotonic() >= deadline):
                 return
 
 
