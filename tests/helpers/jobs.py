@@ -1,0 +1,128 @@
+"""Jobs of real processes, started by ``DMLC_*`` variables as on many machines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PREAMBLE = "import os, sys, time, signal\nimport numpy as np\nimport byteps_py as bps\nbps.init()\n"
+
+
+def free_port() -> int:
+    """A port that nothing listens at right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Job:
+    """Processes of one job, each with its output in a file.
+
+    Attributes:
+        processes: by name: ``scheduler``, ``server0``, ``worker1`` ...
+    """
+
+    def __init__(self, folder: Path, workers: int, servers: int, **environ: str) -> None:
+        self.folder = folder
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._environ = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "BYTEPS_"))}
+        self._environ |= {
+            "DMLC_NUM_WORKER": str(workers),
+            "DMLC_NUM_SERVER": str(servers),
+            "DMLC_PS_ROOT_URI": "127.0.0.1",
+            "DMLC_PS_ROOT_PORT": str(free_port()),
+            "BYTEPS_FORCE_DISTRIBUTED": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+            **environ,
+        }
+
+    def scheduler(self) -> None:
+        """Start the scheduler."""
+        self._start("scheduler", ["-m", "byteps_py", "scheduler"])
+
+    def server(self, index: int = 0) -> None:
+        """Start a server."""
+        self._start(f"server{index}", ["-m", "byteps_py", "server"])
+
+    def worker(self, index: int, body: str, **environ: str) -> None:
+        """Start a worker that joins the job and then runs ``body``."""
+        environ = {"DMLC_WORKER_ID": str(index), **environ}
+        self._start(f"worker{index}", ["-c", PREAMBLE + body], DMLC_ROLE="worker", **environ)
+
+    def _start(self, name: str, arguments: list[str], **environ: str) -> None:
+        role = {"DMLC_ROLE": name.rstrip("0123456789")}
+        with (self.folder / name).open("wb") as output:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, *arguments],
+                env={**self._environ, **role, **environ},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def output(self, name: str) -> str:
+        """What a process has printed so far, both streams."""
+        return (self.folder / name).read_text(errors="replace")
+
+    def wait_for(self, name: str, text: str, timeout: float = 30.0) -> None:
+        """Wait until a process has printed ``text``."""
+        deadline = time.monotonic() + timeout
+        while text not in self.output(name):
+            assert time.monotonic() < deadline, f"{name} did not print {text!r}:\n{self.everything()}"
+            time.sleep(0.05)
+
+    def kill(self, name: str) -> None:
+        """Kill -9, and reap."""
+        self.processes[name].send_signal(signal.SIGKILL)
+        self.processes[name].wait(10)
+
+    def wait(self, timeout: float = 30.0) -> dict[str, int]:
+        """Exit status of every process; all must end within ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        for name, process in self.processes.items():
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"{name} is still running:\n{self.everything()}") from None
+        return {name: process.returncode for name, process in self.processes.items()}
+
+    def everything(self) -> str:
+        """All output, for messages."""
+        return "\n".join(f"--- {name}\n{self.output(name)}" for name in self.processes)
+
+    def end(self) -> None:
+        """Kill what is left."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait(10)
+
+
+@contextmanager
+def job(folder: Path, workers: int = 2, servers: int = 1, **environ: str) -> Iterator[Job]:
+    """A job whose processes the caller starts; whatever is left at the end is killed."""
+    made = Job(folder, workers, servers, **environ)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+@contextmanager
+def running(folder: Path, body: str, workers: int = 2, servers: int = 1, **environ: str) -> Iterator[Job]:
+    """A job with all its processes started, the workers running ``body``."""
+    with job(folder, workers, servers, **environ) as made:
+        made.scheduler()
+        for index in range(servers):
+            made.server(index)
+        for index in range(workers):
+            made.worker(index, body)
+        yield made
