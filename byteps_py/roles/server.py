@@ -235,9 +235,7 @@ class _Rounds:
                 self._post(action.participant, header, None)
 
     def _reply(self, action: Reply) -> None:
-        accepted = self._accepts.get(action.participant)
-        if accepted and accepted[-1] == (action.key, action.round):
-            accepted.pop()  # a RESULT says it too
+        self._take_back(action)
         payload = None if action.payload is None else memoryview(action.payload)  # type: ignore[arg-type]
         header = self._envelope.header(
             Opcode.RESULT,
@@ -256,10 +254,17 @@ class _Rounds:
         self._post(action.participant, header, payload)
 
     def _reject(self, action: Reject) -> None:
+        self._take_back(action)
         payload = action.reason.encode()
         departed = int(action.departed is not None)
         header = self._envelope.header(Opcode.REJECT, action.key, action.round, detail=departed, length=len(payload))
         self._post(action.participant, header, payload)
+
+    def _take_back(self, action: Reply | Reject) -> None:
+        """A RESULT or a REJECT says all that an ACCEPT before it would."""
+        accepts = self._accepts.get(action.participant)
+        if accepts and accepts[-1] == (action.key, action.round):
+            accepts.pop()
 
     def _send_list(self, participant: int, opcode: Opcode, key: int, round_: int, entries: Sequence[bytes]) -> None:
         """A message whose payload is a list of equal entries, counted in ``detail``."""

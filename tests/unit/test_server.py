@@ -1,0 +1,194 @@
+"""The server role over the loopback, step by step, with a scheduler and workers played by the test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from byteps_py.errors import JobAborted
+from byteps_py.roles.envelope import Envelope, open_frames
+from byteps_py.roles.member import worker_identity
+from byteps_py.roles.server import Server
+from byteps_py.settings import ServerSettings
+from byteps_py.transport.loopback import LoopbackEndpoint, LoopbackNetwork
+from byteps_py.types import DType, Participant, Role, ServerInfo
+from byteps_py.wire.control import (
+    Abort,
+    ControlMessage,
+    Finished,
+    Left,
+    Register,
+    Welcome,
+    decode_control,
+    encode_control,
+)
+from byteps_py.wire.header import ACCEPT_ENTRY, RANK_ENTRY, Flag, Header, Opcode, encode
+
+JOB = 77
+PARTICIPANTS = tuple(Participant(rank, rank, 0, 1, "host", 100 + rank, 500 + rank) for rank in range(2))
+SETTINGS = ServerSettings(num_worker=2, num_server=1, root_uri="127.0.0.1", root_port=9, node_host="127.0.0.1")
+
+
+class Stage:
+    """A server and everybody around it."""
+
+    def __init__(self) -> None:
+        network = LoopbackNetwork()
+        self.scheduler = network.endpoint(b"scheduler")
+        self.scheduler.listen("tcp://127.0.0.1:9")
+        self.server = Server(SETTINGS, network.endpoint(b"the-server"), 600, 0.0)
+        self.registered = decode_control(self.scheduler.receive(0)[0].frames[0])
+        assert isinstance(self.registered, Register)
+        self.workers: list[LoopbackEndpoint] = []
+        for each in PARTICIPANTS:
+            self.workers.append(network.endpoint(worker_identity(each.incarnation)))
+            self.workers[-1].connect(b"server", self.registered.address)
+
+    def control(self, message: ControlMessage) -> None:
+        self.scheduler.send(b"the-server", [encode_control(message)])
+        self.server.run_once(0.0, 0)
+
+    def welcome(self) -> None:
+        servers = (ServerInfo(0, "tcp://127.0.0.1:1", "host", 1, 600),)
+        self.control(Welcome(job=JOB, epoch=1, rank=0, participants=PARTICIPANTS, servers=servers))
+
+    def send(self, rank: int, opcode: Opcode, payload: bytes = b"", **fields: object) -> None:
+        """A message of worker ``rank``; fields of the envelope may be falsified."""
+        own = {"sender": rank, "job": JOB, "incarnation": 500 + rank, "epoch": 1}
+        envelope = Envelope(**{name: fields.pop(name, value) for name, value in own.items()})  # type: ignore[arg-type]
+        header = envelope.header(opcode, 5, fields.pop("round", 1), length=len(payload), **fields)  # type: ignore[arg-type]
+        self.workers[rank].send(b"server", [encode(header), *([payload] if payload else [])])
+
+    def push(self, rank: int, *values: float, **fields: object) -> None:
+        payload = np.array(values, np.float32).tobytes()
+        self.send(rank, Opcode.PUSH, payload, count=len(values), flags=Flag.WANT_RESULT, **fields)
+
+    def step(self) -> None:
+        self.server.run_once(0.0, 0)
+
+    def received(self, rank: int) -> list[tuple[Header, bytes]]:
+        opened = [open_frames(each.frames) for each in self.workers[rank].receive(0)]
+        return [(header, bytes(payload or b"")) for header, payload in opened]
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    made = Stage()
+    yield made
+    made.server.close()
+
+
+def test_it_registers_with_the_address_it_listens_at(stage: Stage) -> None:
+    register = stage.registered
+    assert isinstance(register, Register)
+    assert register.role is Role.SERVER
+    assert register.address.startswith("tcp://127.0.0.1:")
+    assert not register.address.endswith(":0")
+    assert (register.num_worker, register.num_server) == (2, 1)
+
+
+def test_a_round_is_accepted_summed_and_answered(stage: Stage) -> None:
+    stage.welcome()
+    stage.push(0, 1, 2)
+    stage.step()
+    ((header, payload),) = stage.received(0)
+    assert header.opcode is Opcode.ACCEPT
+    assert list(ACCEPT_ENTRY.iter_unpack(payload)) == [(5, 1)]
+    stage.push(1, 10, 20)
+    stage.step()
+    for rank in range(2):
+        ((header, payload),) = stage.received(rank)
+        assert (header.opcode, header.detail, header.sender, header.incarnation) == (Opcode.RESULT, 2, 0, 600)
+        assert np.frombuffer(payload, np.float32).tolist() == [11, 22]
+
+
+def test_many_acceptances_travel_in_one_message(stage: Stage) -> None:
+    stage.welcome()
+    for key in range(20):
+        envelope = Envelope(0, JOB, 500, 1)
+        header = envelope.header(Opcode.PUSH, key, 1, count=1, length=4, dtype=DType.FLOAT32)
+        stage.workers[0].send(b"server", [encode(header), b"abcd"])
+    stage.step()
+    ((header, payload),) = stage.received(0)
+    assert header.detail == 20
+    assert [key for key, _ in ACCEPT_ENTRY.iter_unpack(payload)] == list(range(20))
+
+
+def test_contributions_that_come_before_the_welcome_are_kept(stage: Stage) -> None:
+    stage.push(0, 1)
+    stage.step()
+    assert stage.received(0) == []
+    stage.welcome()
+    assert [header.opcode for header, _ in stage.received(0)] == [Opcode.ACCEPT]
+
+
+def test_a_pull_says_who_is_missing(stage: Stage) -> None:
+    stage.welcome()
+    stage.push(1, 1)
+    stage.step()
+    stage.received(1)
+    stage.send(1, Opcode.PULL)
+    stage.send(0, Opcode.PULL)
+    stage.step()
+    ((header, payload),) = stage.received(1)
+    assert (header.opcode, list(RANK_ENTRY.iter_unpack(payload))) == (Opcode.WAITING, [(0,)])
+    assert [header.opcode for header, _ in stage.received(0)] == [Opcode.MISSING]
+
+
+def test_disagreement_is_told_to_both(stage: Stage) -> None:
+    stage.welcome()
+    stage.push(0, 1)
+    stage.push(1, 1, 2)
+    stage.step()
+    texts = [stage.received(rank)[-1] for rank in range(2)]
+    for header, payload in texts:
+        assert (header.opcode, header.detail) == (Opcode.REJECT, 0)
+        assert b"worker 0 pushes SUM of 1 float32" in payload
+        assert b"worker 1 pushes SUM of 2 float32" in payload
+
+
+def test_a_worker_that_left_is_named(stage: Stage) -> None:
+    stage.welcome()
+    stage.push(0, 1)
+    stage.control(Left(1))
+    header, payload = stage.received(0)[-1]
+    assert (header.opcode, header.detail) == (Opcode.REJECT, 1)
+    assert b"worker 1 left" in payload
+
+
+@pytest.mark.parametrize(
+    "falsified",
+    [{"job": 78}, {"epoch": 2}, {"sender": 1}, {"sender": 9}, {"incarnation": 501}],
+    ids=lambda each: next(iter(each)),
+)
+def test_strangers_are_ignored_and_named_once(
+    falsified: dict[str, int], stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.welcome()
+    for _ in range(3):
+        stage.push(0, 1, **falsified)
+    stage.workers[0].send(b"server", [b"junk"])
+    stage.workers[0].send(b"server", [])
+    stage.step()
+    assert stage.received(0) == []
+    assert len([each for each in caplog.messages if "ignored from worker-" in each]) == 1
+
+
+def test_what_only_servers_send_is_refused(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    stage.welcome()
+    stage.send(0, Opcode.MISSING)
+    stage.step()
+    assert "a worker must not send MISSING" in caplog.text
+
+
+def test_it_ends_when_the_scheduler_says_so() -> None:
+    stage = Stage()
+    stage.control(Finished())
+    stage.server.serve()
+    stage.server.close()
+    stage = Stage()
+    with pytest.raises(JobAborted, match="worker 1 was lost"):
+        stage.control(Abort("worker 1 was lost"))
+    stage.server.close()

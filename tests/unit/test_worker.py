@@ -1,0 +1,288 @@
+"""The worker role over the loopback, with a scheduler and a server played by the test."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from byteps_py import kernels
+from byteps_py.errors import AgreementError, BytePSError, JobAborted, JobRefused, NotInitializedError
+from byteps_py.roles.envelope import Envelope, open_frames
+from byteps_py.roles.pending import Pending
+from byteps_py.roles.worker import Worker
+from byteps_py.settings import WorkerSettings
+from byteps_py.transport.base import Message
+from byteps_py.transport.loopback import LoopbackNetwork
+from byteps_py.types import DType, Operation, Participant, Partition, ServerInfo, TensorSpec, make_key
+from byteps_py.wire.control import (
+    Abort,
+    Barrier,
+    BarrierDone,
+    Bye,
+    Conflict,
+    ControlMessage,
+    Declare,
+    Declared,
+    Left,
+    Placement,
+    Refused,
+    Register,
+    Welcome,
+    decode_control,
+    encode_control,
+)
+from byteps_py.wire.header import ACCEPT_ENTRY, Flag, Header, Opcode, encode
+
+JOB = 77
+SPEC = TensorSpec("w", DType.FLOAT32, (3,))
+SETTINGS = WorkerSettings(num_worker=1, num_server=1, root_uri="127.0.0.1", root_port=9, force_distributed=True)
+SERVER = Envelope(0, JOB, 600, 1)
+
+
+class Stage:
+    """A worker on its thread; the test answers for everybody else."""
+
+    def __init__(self) -> None:
+        network = LoopbackNetwork()
+        self.scheduler = network.endpoint(b"scheduler")
+        self.scheduler.listen("tcp://127.0.0.1:9")
+        self.server = network.endpoint(b"server")
+        self.address = self.server.listen("tcp://127.0.0.1:0")
+        self.aborts: list[BaseException] = []
+        chosen = kernels.select("reference")
+        self.worker = Worker(SETTINGS, network.endpoint(b"me"), 500, chosen, self.aborts.append)
+        self._messages: list[Message] = []
+        self._data: list[Message] = []
+
+    def control(self, kind: type) -> ControlMessage:
+        """The next control message of ``kind``; others are passed over."""
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            self._messages += self.scheduler.receive(0.1)
+            while self._messages:
+                message = decode_control(self._messages.pop(0).frames[0])
+                if isinstance(message, kind):
+                    return message  # type: ignore[no-any-return]
+        raise AssertionError(f"no {kind.__name__} came")
+
+    def tell(self, message: ControlMessage) -> None:
+        self.scheduler.send(b"me", [encode_control(message)])
+
+    def join(self) -> None:
+        servers = (ServerInfo(0, self.address, "host", 1, 600),)
+        me = (Participant(0, 0, 0, 1, "host", 1, 500),)
+        joining = threading.Thread(target=self.worker.start)
+        joining.start()
+        self.control(Register)
+        self.tell(Welcome(job=JOB, epoch=1, rank=0, participants=me, servers=servers))
+        joining.join(10)
+        assert not joining.is_alive()
+
+    def place(self, *starts: int) -> None:
+        """Answer the next Declare; the partitions begin at ``starts``."""
+        declare = self.control(Declare)
+        assert isinstance(declare, Declare)
+        bounds = [*(starts or (0,)), SPEC.count]
+        pieces = tuple(
+            Partition(make_key(4, index), first, last - first, 0)
+            for index, (first, last) in enumerate(itertools.pairwise(bounds))
+        )
+        self.tell(Declared(declare.request, (Placement("w", 4, pieces),)))
+
+    def data(self) -> tuple[Header, bytes]:
+        if not self._data:
+            self._data = self.server.receive(10)
+        header, payload = open_frames(self._data.pop(0).frames)
+        return header, bytes(payload or b"")
+
+    def answer(self, opcode: Opcode, pushed: Header, payload: bytes = b"", **fields: object) -> None:
+        header = SERVER.header(opcode, pushed.key, pushed.round, length=len(payload), **fields)
+        self.server.send(b"me", [encode(header), *([payload] if payload else [])])
+
+    def result(self, pushed: Header, *values: float) -> None:
+        payload = np.array(values, np.float32).tobytes()
+        self.answer(Opcode.RESULT, pushed, payload, count=pushed.count, offset=pushed.offset, detail=1)
+
+    def submit(self, *values: float, operation: Operation = Operation.SUM) -> Pending:
+        source = np.array(values, np.float32) if values else None
+        return self.worker.submit(SPEC, source, None, operation, step=9, priority=2)
+
+    def end(self) -> None:
+        if self.worker._thread.is_alive():
+            closing = threading.Thread(target=self.worker.close)
+            closing.start()
+            if self.worker._welcome is not None:
+                self.control(Bye)
+                self.tell(Left(0))
+            closing.join(10)
+            assert not closing.is_alive()
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    made = Stage()
+    yield made
+    made.end()
+
+
+def fails(wait: Callable[[], object], kind: type[BytePSError], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        wait()
+
+
+def test_a_tensor_is_declared_pushed_and_pulled(stage: Stage) -> None:
+    stage.join()
+    pending = stage.submit(1, 2, 3)
+    stage.place()
+    header, payload = stage.data()
+    assert (header.opcode, header.key, header.round, header.step) == (Opcode.PUSH, make_key(4, 0), 1, 9)
+    assert (header.sender, header.job, header.incarnation, header.epoch) == (0, JOB, 500, 1)
+    assert header.flags == Flag.WANT_RESULT
+    assert np.frombuffer(payload, np.float32).tolist() == [1, 2, 3]
+    assert not pending.done()
+    stage.result(header, 5, 6, 7)
+    assert pending.wait().tolist() == [5, 6, 7]
+    again = stage.submit(1, 1, 1)
+    header, _ = stage.data()
+    assert header.round == 2
+    stage.result(header, 0, 0, 0)
+    again.wait()
+
+
+def test_partitions_and_a_second_round_that_waits_for_the_first(stage: Stage) -> None:
+    stage.join()
+    first, second = stage.submit(1, 2, 3), stage.submit(4, 5, 6)
+    stage.place(0, 2)
+    head, tail = stage.data(), stage.data()
+    assert [(each[0].offset, each[0].count, len(each[1])) for each in (head, tail)] == [(0, 2, 8), (2, 1, 4)]
+    stage.result(tail[0], 30)
+    stage.result(head[0], 10, 20)
+    assert first.wait().tolist() == [10, 20, 30]
+    for _ in range(2):
+        header, payload = stage.data()
+        assert header.round == 2
+        stage.result(header, *np.frombuffer(payload, np.float32))
+    assert second.wait().tolist() == [4, 5, 6]
+
+
+def test_an_absent_contribution_carries_nothing(stage: Stage) -> None:
+    stage.join()
+    pending = stage.submit()
+    stage.place()
+    header, payload = stage.data()
+    assert header.flags == Flag.ABSENT | Flag.WANT_RESULT
+    assert payload == b""
+    stage.answer(Opcode.RESULT, header, flags=Flag.ABSENT, count=3)
+    assert pending.wait().tolist() == [0, 0, 0]
+    assert pending.absent
+
+
+def test_what_the_server_misses_is_pushed_again(stage: Stage) -> None:
+    stage.join()
+    pending = stage.submit(1, 2, 3)
+    stage.place()
+    first = stage.data()
+    stage.answer(Opcode.MISSING, first[0])
+    assert stage.data() == first
+    stage.result(first[0], 1, 2, 3)
+    stage.result(first[0], 9, 9, 9)
+    assert pending.wait().tolist() == [1, 2, 3]
+
+
+def test_without_a_word_the_worker_asks(stage: Stage) -> None:
+    stage.join()
+    pending = stage.submit(1, 2, 3)
+    stage.place()
+    pushed, _ = stage.data()
+    header, _ = stage.data()
+    assert (header.opcode, header.key, header.round) == (Opcode.PULL, pushed.key, 1)
+    stage.answer(Opcode.ACCEPT, pushed, ACCEPT_ENTRY.pack(pushed.key, 1), detail=1)
+    stage.result(pushed, 1, 2, 3)
+    pending.wait()
+
+
+def test_false_results_are_ignored(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    stage.join()
+    pending = stage.submit(1, 2, 3)
+    stage.place()
+    pushed, _ = stage.data()
+    for other in (Envelope(0, JOB + 1, 600, 1), Envelope(0, JOB, 601, 1)):
+        header = other.header(Opcode.RESULT, pushed.key, 1, flags=Flag.ABSENT, count=3)
+        stage.server.send(b"me", [encode(header)])
+    stage.answer(Opcode.RESULT, pushed, flags=Flag.ABSENT, count=2)
+    stage.server.send(b"me", [b"junk"])
+    stage.result(pushed, 1, 2, 3)
+    assert pending.wait().tolist() == [1, 2, 3]
+    assert len([each for each in caplog.messages if "ignored from server-0" in each]) == 1
+
+
+def test_a_rejection_fails_the_operation_with_its_reason(stage: Stage) -> None:
+    stage.join()
+    pending = stage.submit(1, 2, 3)
+    stage.place()
+    pushed, _ = stage.data()
+    stage.answer(Opcode.REJECT, pushed, b"worker 0 says A, worker 1 says B")
+    fails(pending.wait, AgreementError, "tensor 'w': worker 0 says A, worker 1 says B")
+
+
+def test_a_conflict_fails_what_waits_and_what_comes(stage: Stage) -> None:
+    stage.join()
+    pending = stage.submit(1, 2, 3)
+    declare = stage.control(Declare)
+    stage.tell(Conflict("w", "tensor 'w' is this and that"))
+    fails(pending.wait, AgreementError, "this and that")
+    assert isinstance(declare, Declare)
+    stage.tell(Declared(declare.request, ()))
+    fails(stage.submit(1, 2, 3).wait, AgreementError, "this and that")
+    fails(lambda: stage.worker.declare([SPEC]), AgreementError, "this and that")
+    other = TensorSpec("w", DType.FLOAT32, (4,))
+    fails(lambda: stage.worker.submit(other, None, None, Operation.SUM), AgreementError, r"\(3,\) .* \(4,\)")
+
+
+def test_a_question_without_an_answer_is_repeated(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("byteps_py.roles.worker._REPEAT_SECONDS", 0.1)
+    stage.join()
+    waiting = threading.Thread(target=stage.worker.barrier)
+    waiting.start()
+    assert [stage.control(Barrier) for _ in range(2)] == [Barrier(1)] * 2
+    stage.tell(BarrierDone(1))
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
+def test_an_abort_fails_everything_now_and_later(stage: Stage) -> None:
+    stage.join()
+    pending = stage.submit(1, 2, 3)
+    stage.control(Declare)
+    stage.tell(Abort("worker 5 was lost"))
+    fails(pending.wait, JobAborted, "worker 5 was lost")
+    for call in (stage.worker.barrier, lambda: stage.submit(1, 2, 3), lambda: stage.worker.declare([SPEC])):
+        fails(call, JobAborted, "worker 5 was lost")
+    stage.worker._thread.join(10)
+    assert [str(each) for each in stage.aborts] == ["worker 5 was lost"]
+
+
+def test_closing_fails_what_is_on_its_way() -> None:
+    stage = Stage()
+    stage.join()
+    pending = stage.submit(1, 2, 3)
+    stage.place()
+    pushed, _ = stage.data()
+    stage.answer(Opcode.ACCEPT, pushed, ACCEPT_ENTRY.pack(pushed.key, 1), detail=1)
+    stage.end()
+    fails(pending.wait, NotInitializedError, "shutdown")
+    assert stage.aborts == []
+    stage.worker.close()
+
+
+def test_a_refused_worker_raises_in_start(stage: Stage) -> None:
+    answering = threading.Timer(0.1, lambda: (stage.control(Register), stage.tell(Refused("you are not wanted"))))
+    answering.start()
+    fails(stage.worker.start, JobRefused, "you are not wanted")
+    answering.join(10)
+    assert stage.aborts == []
