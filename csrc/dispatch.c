@@ -87,10 +87,7 @@ static int may_write(const void *out, const void *const *sources, size_t n_sourc
 /* Where the share of thread `index` of `team` begins among `total` items, and that of the one before it ends. */
 static size_t share_begin(size_t total, int index, int team)
 {
-    const size_t grains = total / GRAIN, begin = grains / (size_t)team * (size_t)index;
-    const size_t rest = grains % (size_t)team; /* the first `rest` threads take one more */
-    const size_t extra = (size_t)index < rest ? (size_t)index : rest;
-    return index == team ? total : (begin + extra) * GRAIN;
+    return index == team ? total : total / GRAIN * (size_t)index / (size_t)team * GRAIN;
 }
 
 struct work {

@@ -32,9 +32,10 @@ class NativeKernels:
 
     def __init__(self, level: str | None = None) -> None:
         best = lib.byteps_best_level()
+        available = LEVELS[: best + 1]
+        if level is not None and level not in available:
+            raise KernelError(f"no kernels for {level!r} on this processor; it can use {', '.join(available)}")
         self._level = best if level is None else LEVELS.index(level)
-        if self._level > best:
-            raise KernelError(f"this processor has no {level}; its best is {LEVELS[best]}")
 
     @property
     def level(self) -> str:
