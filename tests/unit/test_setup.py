@@ -17,7 +17,7 @@ import sysconfig
 found = sysconfig.get_path
 sysconfig.get_path = lambda name, *rest: "/nowhere" if name == "include" else found(name, *rest)
 """
-_ELSEWHERE = "import setuptools, sys; sys.platform = 'darwin'"
+_ELSEWHERE = "import setuptools.command.build_ext, sys; sys.platform = 'darwin'"
 
 
 @pytest.fixture(scope="module")
