@@ -29,8 +29,6 @@ _PARTITION_COST: Final = 16 * 1024
 Without it a thousand biases would weigh nothing next to one matrix, and all partitions of zero-size tensors would
 fall on one server.
 """
-_MAX_NAME: Final = 4096
-_MAX_DIMENSIONS: Final = 64
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,8 @@ class TensorTable:
 
         Args:
             rank: the worker that declares.
-            specs: in the order of its program, which is also the order of new ids.
+            specs: in the order of its program, which is also the order of new ids. Each must be possible
+                (:func:`~byteps_py.wire.control.tensor_problem`), as every decoded message is.
 
         Returns:
             Placements of the tensors without conflict, in the order of ``specs``, and the conflicts of the others.
@@ -88,26 +87,25 @@ class TensorTable:
         return placements, tuple(conflicts.values())
 
     def _disagreement(self, rank: int, spec: TensorSpec, new: dict[str, TensorSpec]) -> Conflict | None:
-        """The conflict of ``spec`` with an earlier declaration (in ``new``: of the same batch), or with itself."""
-        if len(spec.name) > _MAX_NAME or len(spec.shape) > _MAX_DIMENSIONS or min(spec.shape, default=0) < 0:
-            return _conflict(spec, f"worker {rank} declares a tensor that cannot be: {_shown(spec)}")
+        """The conflict of ``spec`` with an earlier declaration; ``new`` are those of the same batch."""
         entry = self._entries.get(spec.name)
         first, first_rank = (entry.spec, entry.rank) if entry else (new.get(spec.name, spec), rank)
         if (first.dtype, first.shape) == (spec.dtype, spec.shape):
             return None
         text = (
-            f"tensor {_shown(first)} on worker {first_rank} but {spec.describe()} on worker {rank}: "
+            f"tensor {first.name!r} is {first.describe()} on worker {first_rank} "
+            f"but {spec.describe()} on worker {rank}: "
             "a name must have one dtype and one shape on all workers; make the programs agree, or use two names"
         )
-        return _conflict(spec, text)
+        return Conflict(spec.name, text)
 
     def _too_large(self, rank: int, spec: TensorSpec) -> Conflict:
         text = (
-            f"tensor {_shown(spec)} on worker {rank}, {self._partition_count(spec)} partitions of "
+            f"tensor {spec.name!r} is {spec.describe()} on worker {rank}, {self._partition_count(spec)} partitions of "
             f"BYTEPS_PARTITION_BYTES={self._partition_bytes}: one batch of declarations may have {MAX_PARTITIONS}; "
             "raise BYTEPS_PARTITION_BYTES on all workers"
         )
-        return _conflict(spec, text)
+        return Conflict(spec.name, text)
 
     def _partition_elements(self, spec: TensorSpec) -> int:
         """Elements of a full partition."""
@@ -141,13 +139,3 @@ class TensorTable:
         for index, spec in enumerate(specs):
             placement = Placement(spec.name, first_id + index, tuple(pieces[index]))
             self._entries[spec.name] = _Entry(rank, spec, placement)
-
-
-def _conflict(spec: TensorSpec, text: str) -> Conflict:
-    return Conflict(spec.name[:_MAX_NAME], text[:_MAX_NAME])
-
-
-def _shown(spec: TensorSpec) -> str:
-    """``'w' is float32 (3, 4)``, cut to what a message can hold."""
-    name = repr(spec.name if len(spec.name) <= 200 else spec.name[:200] + "…")
-    return f"{name} is {spec.describe()}"

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from byteps_py.core import tensor_table
 from byteps_py.core.tensor_table import MAX_PARTITIONS, TensorTable
 from byteps_py.types import DType, Partition, TensorSpec, make_key, split_key
-from byteps_py.wire.control import MAX_CONTROL_BYTES, Conflict, Declared, Placement, decode_control, encode_control
+from byteps_py.wire.control import (
+    MAX_CONTROL_BYTES,
+    MAX_NAME,
+    Conflict,
+    Declared,
+    Placement,
+    decode_control,
+    encode_control,
+)
+from byteps_py.wire.header import MAX_ELEMENTS
 
 
 def spec(name: str, *shape: int, dtype: DType = DType.FLOAT32) -> TensorSpec:
@@ -142,36 +151,21 @@ class TestConflicts:
         assert conflict_of(table, spec("w", 3), rank=1) == conflicts[0]
         assert declare_one(table, spec("next", 1)).tensor_id == 1
 
-    def test_a_negative_size(self) -> None:
-        conflict = conflict_of(TensorTable(1, 64), spec("w", 2, -3), rank=4)
-        assert conflict.text == "worker 4 declares a tensor that cannot be: 'w' is float32 (2, -3)"
-
-    def test_more_dimensions_than_numpy_has(self) -> None:
-        assert "cannot be" in conflict_of(TensorTable(1, 64), spec("w", *[1] * 65)).text
-
-    @pytest.mark.parametrize("length", [4097, 100_000])
-    def test_names_that_no_message_holds(self, length: int) -> None:
-        conflict = conflict_of(TensorTable(1, 64), spec("w" * length, 1))
-        assert decode_control(encode_control(conflict)) == conflict
-
     def test_the_longest_name_is_carried(self) -> None:
         table = TensorTable(1, 64)
-        declare_one(table, spec("w" * 4096, 1))
-        conflict = conflict_of(table, spec("w" * 4096, 2), rank=1)
-        assert decode_control(encode_control(conflict)) == conflict
-        assert "float32 (2,) on worker 1" in conflict.text
+        declare_one(table, spec("w" * MAX_NAME, 1))
+        conflict = conflict_of(table, spec("w" * MAX_NAME, 2), rank=1)
+        received = decode_control(encode_control(conflict))
+        assert isinstance(received, Conflict)
+        assert received.name == "w" * MAX_NAME
 
 
 class TestTooLarge:
-    @pytest.mark.parametrize("elements", [MAX_PARTITIONS + 1, 1 << 48, 2**64 - 1])
+    @pytest.mark.parametrize("elements", [MAX_PARTITIONS + 1, MAX_ELEMENTS])
     def test_nothing_is_allocated(self, elements: int) -> None:
         conflict = conflict_of(TensorTable(1, 4), spec("w", elements), rank=3)
         assert "on worker 3" in conflict.text
         assert "BYTEPS_PARTITION_BYTES=4" in conflict.text
-
-    def test_a_product_of_enormous_sizes(self) -> None:
-        conflict = conflict_of(TensorTable(1, 4), spec("w", *[2**64 - 1] * 64))
-        assert decode_control(encode_control(conflict)) == conflict
 
     def test_the_limit_is_for_the_batch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tensor_table, "MAX_PARTITIONS", 5)
@@ -180,11 +174,13 @@ class TestTooLarge:
         assert [c.name for c in conflicts] == ["c"]
 
     def test_the_largest_answer_fits_into_a_frame(self) -> None:
-        widest = Partition(2**64 - 1, 2**63, 2**40, 65534)
-        one, two = (
-            len(encode_control(Declared(1, (Placement("w", 2**31 - 1, (widest,) * count),)))) for count in (1000, 2000)
-        )
-        assert (two - one) / 1000 * MAX_PARTITIONS < MAX_CONTROL_BYTES / 2
+        table = TensorTable(3, 8)
+        sizes = []
+        for name, count in (("a", 20_000), ("b", 40_000)):
+            placements, _ = table.declare(0, [spec(name, count)])
+            sizes.append(len(encode_control(Declared(1, placements))))
+        bytes_per_partition = (sizes[1] - sizes[0]) / 10_000
+        assert (bytes_per_partition + 12) * MAX_PARTITIONS < MAX_CONTROL_BYTES  # 12: larger ids, offsets and ranks
 
 
 SHAPES = st.lists(st.integers(0, 40), max_size=2).map(tuple)

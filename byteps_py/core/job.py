@@ -1,0 +1,104 @@
+"""A complete job while it runs: who is who in it, its tensors, and its barriers."""
+
+from __future__ import annotations
+
+from byteps_py.core.actions import Action, Log, Send
+from byteps_py.core.barriers import Arrival, Barriers
+from byteps_py.core.liveness import Reminder
+from byteps_py.core.roster import Seating
+from byteps_py.core.tensor_table import TensorTable
+from byteps_py.wire.control import BarrierDone, ControlMessage, Declare, Declared, Welcome
+
+__all__ = ["EPOCH", "Job"]
+
+EPOCH = 1
+"""The membership epoch of a job whose members never change."""
+
+
+class Job:
+    """What the scheduler knows from the start of a job on. Not thread-safe.
+
+    Attributes:
+        seating: everybody with their ranks.
+        names: by peer, for messages.
+        left: the workers that have said goodbye, by peer.
+    """
+
+    def __init__(self, seating: Seating, partition_bytes: int, nonce: int) -> None:
+        self.seating = seating
+        self.names = {peer: seating.servers[rank].describe() for peer, rank in seating.server_ranks.items()}
+        self.names |= {peer: seating.participants[rank].describe() for peer, rank in seating.worker_ranks.items()}
+        self.left: set[bytes] = set()
+        self._nonce = nonce
+        self._workers = list(seating.worker_ranks)
+        self._tensors = TensorTable(len(seating.servers), partition_bytes)
+        self._announced: set[str] = set()
+        self._barriers = Barriers(len(seating.participants))
+        self._barrier_reminder: Reminder | None = None
+
+    def welcome(self, peer: bytes) -> Send:
+        """The list of members, for one of them."""
+        ranks = self.seating.worker_ranks if peer in self.seating.worker_ranks else self.seating.server_ranks
+        welcome = Welcome(self._nonce, EPOCH, ranks[peer], self.seating.participants, self.seating.servers)
+        return Send(peer, welcome)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every worker has left."""
+        return len(self.left) == len(self._workers)
+
+    def declare(self, peer: bytes, message: Declare) -> list[Action]:
+        """Answer with placements. A new conflict is told to every worker; all of them have to stop using the name.
+
+        Conflicts go out before the answer, so that a worker knows the reason for whatever the answer lacks.
+        """
+        placements, conflicts = self._tensors.declare(self.seating.worker_ranks[peer], message.tensors)
+        actions: list[Action] = []
+        for conflict in conflicts:
+            is_new = conflict.name not in self._announced
+            if is_new:
+                self._announced.add(conflict.name)
+                actions.append(Log("error", conflict.text))
+            actions += self._to_workers(conflict) if is_new else [Send(peer, conflict)]
+        return [*actions, Send(peer, Declared(message.request, placements))]
+
+    def barrier(self, now: float, peer: bytes, number: int) -> list[Action]:
+        """A worker is at a barrier."""
+        arrival = self._barriers.arrive(self.seating.worker_ranks[peer], number)
+        if arrival is Arrival.PASSED:
+            return [Send(peer, BarrierDone(number))]
+        if arrival is Arrival.AHEAD:
+            open_one = self._barriers.number
+            return [Log("warning", f"{self.names[peer]} is at barrier {number} before barrier {open_one} is complete")]
+        if arrival is Arrival.WAITING:
+            self._barrier_reminder = self._barrier_reminder or Reminder(now)
+            return []
+        self._barrier_reminder = None
+        return self._to_workers(BarrierDone(number))
+
+    def impossible_barrier(self) -> str | None:
+        """Why the open barrier can never complete, naming who has left and who waits."""
+        gone = [rank for rank in self._barriers.missing() if self._workers[rank] in self.left]
+        if not gone:
+            return None
+        waiting = self._name(self._barriers.arrived()[0])
+        return (
+            f"barrier {self._barriers.number} cannot complete: {self._name(gone[0])} has left the job and {waiting} "
+            "waits for it; every worker must call barrier() equally often"
+        )
+
+    def remind(self, now: float) -> list[Action]:
+        """Speak of a barrier that has been waited for."""
+        waited = self._barrier_reminder.due(now) if self._barrier_reminder is not None else None
+        if waited is None:
+            return []
+        missing = self._barriers.missing()
+        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        names = ", ".join(self._name(rank) for rank in missing[:8]) + more
+        return [Log("warning", f"waiting {waited:.0f} s at barrier {self._barriers.number} for {names}")]
+
+    def _to_workers(self, message: ControlMessage) -> list[Action]:
+        return [Send(peer, message) for peer in self._workers if peer not in self.left]
+
+    def _name(self, rank: int) -> str:
+        return self.names[self._workers[rank]]

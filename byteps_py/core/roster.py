@@ -1,0 +1,316 @@
+"""Who has registered for a job that is not complete yet, and which rank each will have.
+
+A *node* is one worker machine.  A worker process belongs to the node of its ``DMLC_WORKER_ID``; without one, to the
+node of the processes that were launched together with it; without that, it is a node of its own or, where it says
+that there are several processes on its machine, part of the node of its host.  A node is complete when as many
+processes are there as each of them announced (``BYTEPS_LOCAL_SIZE``); the job is complete when ``DMLC_NUM_WORKER``
+nodes and ``DMLC_NUM_SERVER`` servers are.
+
+Ranks follow from what the processes are, never from the order in which they arrived, so that the next run of the same
+job gives every process the same rank again: nodes with an id by that id, then the others by host and process id;
+within a node by local rank; servers by host and address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from byteps_py.types import Participant, Role, ServerInfo
+from byteps_py.wire.control import ProcessInfo, Register
+
+__all__ = ["Member", "Problem", "Roster", "Seating", "is_same_process"]
+
+_SHOWN: Final = 8
+"""Most names that a message lists before it says how many more there are."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One registered process; ``peer`` is its name at the transport."""
+
+    peer: bytes
+    register: Register
+
+    @property
+    def process(self) -> ProcessInfo:
+        """Which process it is."""
+        return self.register.process
+
+    def describe(self) -> str:
+        """For messages, before there are ranks: ``worker DMLC_WORKER_ID=1 (pid 4242 on host-a)``."""
+        words = [self.register.role.value]
+        if self.register.role is Role.WORKER:
+            if self.register.worker_id is not None:
+                words.append(f"DMLC_WORKER_ID={self.register.worker_id}")
+            if self.register.local_size > 1:
+                words.append(f"BYTEPS_LOCAL_RANK={self.register.local_rank}")
+        return " ".join([*words, f"(pid {self.process.pid} on {self.process.host})"])
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a process cannot be registered; ``for_all`` where the whole job is set up in contradiction to itself."""
+
+    text: str
+    for_all: bool = False
+
+
+@dataclass(frozen=True)
+class Seating:
+    """Everybody in the complete job; the ranks are by peer, in order of rank."""
+
+    participants: tuple[Participant, ...]
+    servers: tuple[ServerInfo, ...]
+    worker_ranks: dict[bytes, int]
+    server_ranks: dict[bytes, int]
+
+
+_NodeKey: TypeAlias = tuple[str | int, ...]
+_Node: TypeAlias = dict[int, Member]
+"""The processes of one node by local rank."""
+
+
+class Roster:
+    """The processes registered so far. Not thread-safe.
+
+    Args:
+        num_worker, num_server: how many nodes and servers make the job complete.
+    """
+
+    def __init__(self, num_worker: int, num_server: int) -> None:
+        self._num_worker = num_worker
+        self._num_server = num_server
+        self._members: dict[bytes, Member] = {}
+        self._nodes: dict[_NodeKey, _Node] = {}
+        self._servers: dict[str, Member] = {}  # by address
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._members.values())
+
+    def get(self, peer: bytes) -> Member | None:
+        """The member that ``peer`` is."""
+        return self._members.get(peer)
+
+    def find(self, process: ProcessInfo) -> Member | None:
+        """The member that runs in ``process``."""
+        return next((member for member in self if is_same_process(member.process, process)), None)
+
+    def add(self, member: Member) -> Problem | None:
+        """Register ``member``, or tell why it cannot be; a problem leaves the roster as it was."""
+        problem = self._disagreement(member) or self._objection(member)
+        if problem is None:
+            self._members[member.peer] = member
+            if member.register.role is Role.SERVER:
+                self._servers[member.register.address] = member
+            else:
+                self._nodes.setdefault(_node_key(member), {})[member.register.local_rank] = member
+        return problem
+
+    def remove(self, peer: bytes) -> None:
+        """Forget a member; its place is free again."""
+        member = self._members.pop(peer)
+        if member.register.role is Role.SERVER:
+            del self._servers[member.register.address]
+            return
+        key = _node_key(member)
+        del self._nodes[key][member.register.local_rank]
+        if not self._nodes[key]:
+            del self._nodes[key]
+
+    @property
+    def partition_bytes(self) -> int:
+        """What all workers agreed on; 0 before the first one."""
+        return max((member.register.partition_bytes for member in self), default=0)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everyone is here."""
+        return self._complete_nodes() == self._num_worker and len(self._servers) == self._num_server
+
+    def counts(self) -> str:
+        """``workers 1/2, servers 2/2``."""
+        workers = f"workers {self._complete_nodes()}/{self._num_worker}"
+        return f"{workers}, servers {len(self._servers)}/{self._num_server}"
+
+    def missing(self) -> str:
+        """Who is waited for: ``1 of 2 workers: missing DMLC_WORKER_ID=1; servers 2/2``."""
+        workers = self._num_worker - self._complete_nodes()
+        servers = self._num_server - len(self._servers)
+        if not workers:
+            return f"{servers} of {self._num_server} servers; workers {self._num_worker}/{self._num_worker}"
+        names = self._missing_names()
+        which = f": missing {_listed(names)}" if names else ""
+        return f"{workers} of {self._num_worker} workers{which}; servers {len(self._servers)}/{self._num_server}"
+
+    def seating(self) -> Seating:
+        """Ranks for everyone; the roster must be complete."""
+        nodes = sorted(self._nodes.values(), key=_node_order)
+        workers = [(index, node[local_rank]) for index, node in enumerate(nodes) for local_rank in sorted(node)]
+        servers = sorted(self._servers.values(), key=_server_order)
+        return Seating(
+            tuple(_participant(rank, node, member) for rank, (node, member) in enumerate(workers)),
+            tuple(_server_info(rank, member) for rank, member in enumerate(servers)),
+            {member.peer: rank for rank, (_, member) in enumerate(workers)},
+            {member.peer: rank for rank, member in enumerate(servers)},
+        )
+
+    def _complete_nodes(self) -> int:
+        return sum(_is_complete(node) for node in self._nodes.values())
+
+    def _missing_names(self) -> list[str]:
+        """The missing ids, where workers have ids at all, and the missing processes of nodes that have begun."""
+        ids = {_any_of(node).register.worker_id for node in self._nodes.values()}
+        names = []
+        if ids and None not in ids:
+            names = [f"DMLC_WORKER_ID={each}" for each in range(self._num_worker) if each not in ids]
+        for node in self._nodes.values():
+            if not _is_complete(node):
+                names.append(_missing_of_node(node))
+        return names
+
+    def _disagreement(self, member: Member) -> Problem | None:
+        """Settings that must be equal everywhere, and are not."""
+        register = member.register
+        here = "at the scheduler"
+        compared = [
+            ("DMLC_NUM_WORKER", self._num_worker, here, register.num_worker),
+            ("DMLC_NUM_SERVER", self._num_server, here, register.num_server),
+        ]
+        worker = next((_any_of(node) for node in self._nodes.values()), None)
+        if worker is not None and register.role is Role.WORKER:
+            where = f"on {worker.describe()}"
+            compared.append(
+                ("BYTEPS_PARTITION_BYTES", worker.register.partition_bytes, where, register.partition_bytes)
+            )
+        for name, ours, where, theirs in compared:
+            if ours != theirs:
+                text = f"{name} is {ours} {where} and {theirs} on {member.describe()}: set the same value everywhere"
+                return Problem(text, for_all=True)
+        return None
+
+    def _objection(self, member: Member) -> Problem | None:
+        """Why there is no place for this one process."""
+        if member.register.role is Role.WORKER:
+            text = self._worker_objection(member)
+        elif member.register.role is Role.SERVER:
+            text = self._server_objection(member)
+        else:
+            text = f"{member.describe()} cannot join: the job has its scheduler, which is this one"
+        return None if text is None else Problem(text)
+
+    def _worker_objection(self, member: Member) -> str | None:
+        register = member.register
+        who = member.describe()
+        if register.partition_bytes == 0:
+            return f"{who} announces BYTEPS_PARTITION_BYTES=0: it must be at least 1"
+        if register.worker_id is not None and register.worker_id >= self._num_worker:
+            return f"{who} must have an id below DMLC_NUM_WORKER={self._num_worker}: machines are counted from 0"
+        if register.local_rank >= register.local_size:
+            size = register.local_size
+            return f"BYTEPS_LOCAL_RANK={register.local_rank} of {who} must be below its BYTEPS_LOCAL_SIZE={size}"
+        node = self._nodes.get(_node_key(member))
+        if node is None:
+            if len(self._nodes) < self._num_worker:
+                return None
+            others = _listed([_any_of(each).describe() for each in self._nodes.values()])
+            return f"{who} is one too many for DMLC_NUM_WORKER={self._num_worker}: there are {others}"
+        holder = node.get(register.local_rank)
+        if holder is not None:
+            return (
+                f"{who} claims the place of {holder.describe()}, which is registered already: "
+                "give every machine a DMLC_WORKER_ID and every process on it a BYTEPS_LOCAL_RANK of its own"
+            )
+        other = _any_of(node)
+        if other.register.local_size != register.local_size:
+            return (
+                f"BYTEPS_LOCAL_SIZE is {other.register.local_size} on {other.describe()} and {register.local_size} "
+                f"on {who}, which are on one machine: set the same value for both"
+            )
+        return None
+
+    def _server_objection(self, member: Member) -> str | None:
+        who = member.describe()
+        address = member.register.address
+        if not address:
+            return f"{who} announces no address to be reached at"
+        holder = self._servers.get(address)
+        if holder is not None:
+            return f"{who} announces {address}, the address of {holder.describe()}: set another DMLC_PORT"
+        if len(self._servers) >= self._num_server:
+            others = _listed([each.describe() for each in self._servers.values()])
+            return f"{who} is one too many for DMLC_NUM_SERVER={self._num_server}: there are {others}"
+        return None
+
+
+def is_same_process(one: ProcessInfo, other: ProcessInfo) -> bool:
+    """Whether two descriptions are of one process; a start time of 0 is not known."""
+    same_start = one.started == other.started or not one.started or not other.started
+    return (one.host_id, one.pid) == (other.host_id, other.pid) and same_start
+
+
+def _node_key(member: Member) -> _NodeKey:
+    register, process = member.register, member.process
+    if register.worker_id is not None:
+        return ("id", register.worker_id)
+    if register.launch_id:
+        return ("launch", register.launch_id)
+    if register.local_size == 1:
+        return ("process", process.host_id, process.pid, register.incarnation)
+    return ("host", process.host_id)
+
+
+def _any_of(node: _Node) -> Member:
+    """A member that speaks for its node: a node is never empty, and the choice does not depend on arrival."""
+    return node[min(node)]
+
+
+def _is_complete(node: _Node) -> bool:
+    return len(node) == _any_of(node).register.local_size
+
+
+def _missing_of_node(node: _Node) -> str:
+    """``BYTEPS_LOCAL_RANK=1, 2 of DMLC_WORKER_ID=0``."""
+    register = _any_of(node).register
+    absent = (each for each in range(register.local_size) if each not in node)
+    shown = ", ".join(str(each) for _, each in zip(range(_SHOWN), absent, strict=False))
+    more = register.local_size - len(node) - _SHOWN
+    rest = f" and {more} more" if more > 0 else ""
+    place = register.process.host if register.worker_id is None else f"DMLC_WORKER_ID={register.worker_id}"
+    return f"BYTEPS_LOCAL_RANK={shown}{rest} of {place}"
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _node_order(node: _Node) -> tuple[bool, int, str, str, int, int]:
+    worker_id = _any_of(node).register.worker_id
+    first = min(
+        (each.process.host, each.process.host_id, each.process.pid, each.register.incarnation) for each in node.values()
+    )
+    return (worker_id is None, worker_id or 0, *first)
+
+
+def _server_order(member: Member) -> tuple[str, str, int, str]:
+    """By host and address, the port as a number: 9999 comes before 10000."""
+    address = member.register.address
+    place, _, port = address.rpartition(":")
+    return (member.process.host, place, int(port) if port.isdecimal() else 0, address)
+
+
+def _participant(rank: int, node: int, member: Member) -> Participant:
+    register, process = member.register, member.process
+    return Participant(
+        rank, node, register.local_rank, register.local_size, process.host, process.pid, register.incarnation
+    )
+
+
+def _server_info(rank: int, member: Member) -> ServerInfo:
+    register, process = member.register, member.process
+    return ServerInfo(rank, register.address, process.host, process.pid, register.incarnation)

@@ -1,0 +1,179 @@
+"""The scheduler: performs what :class:`~byteps_py.core.membership.Membership` decides.
+
+One thread waits for messages and, once a second, lets time pass: for deadlines, and for the proof that a member on
+this host is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from byteps_py.core.actions import Action, Log, Send, Stop
+from byteps_py.core.membership import Membership
+from byteps_py.errors import LocalProtocolError, RemoteProtocolError, SettingsError, TransportError
+from byteps_py.roles.envelope import Complaints
+from byteps_py.roles.member import SCHEDULER
+from byteps_py.roles.process import describe_this_process, is_proven_gone
+from byteps_py.settings import SchedulerSettings
+from byteps_py.transport.base import Endpoint, Message, tcp_address
+from byteps_py.transport.zmq import ZmqEndpoint
+from byteps_py.wire.control import (
+    MAX_CONTROL_BYTES,
+    ControlMessage,
+    Refused,
+    Register,
+    decode_control,
+    encode_control,
+)
+
+__all__ = ["Scheduler", "run"]
+
+_log = logging.getLogger("byteps_py.scheduler")
+_LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_TICK: Final = 1.0
+_LINGER: Final = 0.5
+"""Seconds after the end in which the last messages are delivered, and repeated to whoever asks."""
+_SETTLE: Final = 0.1
+"""Seconds of it that pass in any case: what was sent may still be on its way to the kernel."""
+
+
+def run(settings: SchedulerSettings, endpoint: Endpoint | None = None) -> int:
+    """Schedule one job, from the first registration to its end.
+
+    Args:
+        settings: the role's settings.
+        endpoint: not yet listening; closed at the end. None listens at the scheduler's TCP address.
+
+    Returns:
+        The exit status: 0 when every worker said goodbye, 1 when the job was aborted or the address is not free.
+
+    Raises:
+        SettingsError: the job has no server.
+    """
+    if settings.num_server < 1:
+        raise SettingsError(f"DMLC_NUM_SERVER={settings.num_server}: a job with a scheduler needs at least one server")
+    if endpoint is None:
+        endpoint = ZmqEndpoint(SCHEDULER, MAX_CONTROL_BYTES)
+    try:
+        return Scheduler(settings, endpoint).serve()
+    except TransportError as error:
+        _log.error("the scheduler cannot run: %s", error)
+        return 1
+    finally:
+        endpoint.close()
+
+
+class Scheduler:
+    """The scheduler role over any endpoint. Belongs to one thread.
+
+    Args:
+        settings: the role's settings.
+        endpoint: not yet listening; closed by the caller.
+
+    Raises:
+        TransportError: the address cannot be listened at.
+    """
+
+    def __init__(self, settings: SchedulerSettings, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._here = describe_this_process()
+        self._membership = Membership(
+            settings.job_id,
+            settings.num_worker,
+            settings.num_server,
+            job_nonce=secrets.randbits(64),
+            scheduler=self._here,
+            start_timeout=settings.start_timeout,
+            lost_timeout=settings.lost_timeout,
+        )
+        self._complaints = Complaints(_log)
+        self._encoded: tuple[ControlMessage, bytes] | None = None
+        self._tick_due = time.monotonic()
+        self.stop: Stop | None = None
+        """How the job ended, once it has."""
+        address = endpoint.listen(tcp_address(settings.root_uri, settings.root_port))
+        workers, servers = settings.num_worker, settings.num_server
+        _log.info("listening at %s for %d workers and %d servers", address, workers, servers)
+
+    def serve(self) -> int:
+        """Work until the job has ended; returns the exit status. Whatever ends this scheduler, all members are told."""
+        try:
+            while self.stop is None:
+                self.run_once()
+        except BaseException as error:
+            cause = "was interrupted" if isinstance(error, KeyboardInterrupt) else f"failed: {error!r}"
+            self._perform(self._membership.abort(f"the scheduler (pid {self._here.pid} on {self._here.host}) {cause}"))
+            self._linger()
+            raise
+        self._linger()
+        return self.stop.status
+
+    def run_once(self) -> None:
+        """Wait for messages, at most until the next second, and act on them."""
+        for message in self._endpoint.receive(max(0.0, self._tick_due - time.monotonic())):
+            self._receive(message)
+        now = time.monotonic()
+        if now >= self._tick_due:
+            self._tick_due = now + _TICK
+            self._perform(self._membership.tick(now))
+            self._look_for_losses(now)
+
+    def _receive(self, message: Message) -> None:
+        now = time.monotonic()
+        try:
+            if len(message.frames) != 1:
+                raise RemoteProtocolError(f"a control message has one frame, this one has {len(message.frames)}")
+            control = decode_control(message.frames[0])
+        except RemoteProtocolError as error:
+            self._complaints.add(message.peer, error)
+            if not self._membership.knows(message.peer):
+                self._send(message.peer, Refused(str(error)))  # another version may understand as much
+            return
+        if isinstance(control, Register) and not self._membership.knows(message.peer):
+            self._look_for_losses(now)  # a process that was started anew may take the place of its predecessor
+        self._perform(self._membership.receive(now, message.peer, control))
+
+    def _look_for_losses(self, now: float) -> None:
+        for peer, process, _ in self._membership.members():
+            how = is_proven_gone(process, self._here)
+            if how is not None:
+                self._perform(self._membership.proven_lost(now, peer, how))
+
+    def _perform(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                self._send(action.peer, action.message)
+            elif isinstance(action, Log):
+                _log.log(_LEVELS[action.level], "%s", action.text)
+            else:
+                self.stop = action
+                if action.status:
+                    _log.error("the job was aborted: %s", action.reason)
+                else:
+                    _log.info("the job has finished: %s", action.reason)
+
+    def _send(self, peer: bytes, message: ControlMessage) -> None:
+        """Send one message; the members ask again for what did not arrive."""
+        try:
+            # The same message often goes to everyone.
+            if self._encoded is None or self._encoded[0] is not message:
+                self._encoded = (message, encode_control(message))
+            if not self._endpoint.send(peer, [self._encoded[1]]):
+                _log.debug("%s is not connected and misses a %s", peer, type(message).__name__)
+        except (LocalProtocolError, TransportError) as error:
+            _log.error("%s to %s: %s", type(message).__name__, peer.decode(errors="backslashreplace"), error)
+
+    def _linger(self) -> None:
+        """Deliver the last messages: for a moment, and a little longer while members that were told are there."""
+        started = now = time.monotonic()
+        while now < started + _SETTLE or (now < started + _LINGER and self._somebody_is_there()):
+            for message in self._endpoint.receive(_SETTLE / 2):
+                self._receive(message)
+            now = time.monotonic()
+
+    def _somebody_is_there(self) -> bool:
+        return any(is_proven_gone(process, self._here) is None for _, process, _ in self._membership.members())
