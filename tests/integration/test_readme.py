@@ -1,0 +1,124 @@
+"""What README tells people to type works."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import byteps_py
+import byteps_py.torch
+from byteps_py.launcher import arguments
+from tests.helpers.jobs import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^\$ (.*)$", README, re.MULTILINE)
+LAUNCHES = [each for each in COMMANDS if each.startswith("bpslaunch ")]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def run(command: list[str], folder: Path, **environ: str) -> str:
+    """Both output streams of a command that must succeed, with this environment's programs first in the path."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "PATH": path, **environ},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the reader stands: the example is saved as ``train.py``, and the examples are there."""
+    (tmp_path / "train.py").write_text(blocks("python")[0], encoding="utf-8")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    return tmp_path
+
+
+def test_the_first_job_trains(folder: Path) -> None:
+    command = LAUNCHES[0]
+    assert command == "bpslaunch -n 2 -s 1 -- python train.py"
+    assert "bpslaunch: 2 workers, 1 server" in run(shlex.split(command), folder)
+
+
+def test_the_one_line_job_prints_its_sum(folder: Path) -> None:
+    (command,) = [each for each in LAUNCHES if "np.ones" in each]
+    output = run(shlex.split(command), folder).splitlines()
+    assert {"[worker 0] [2. 2. 2.]", "[worker 1] [2. 2. 2.]"} <= set(output)
+
+
+def test_every_launch_is_understood() -> None:
+    for command in LAUNCHES:
+        options = arguments.parse(shlex.split(command)[1:])
+        assert options.command[0] == "python"
+        assert options.num_workers is not None
+        assert options.num_servers is not None
+
+
+def test_experiments_take_the_options_that_are_shown(folder: Path) -> None:
+    """The options are real; what would train for a minute is replaced by a worker that joins and leaves."""
+    experiments = [each for each in LAUNCHES if "torch_digits" in each]
+    assert len(experiments) == 2
+    for command in experiments:
+        options, _, _ = command.partition(" -- ")
+        output = run([*shlex.split(options), "--", "python", "-c", "import byteps_py; byteps_py.init()"], folder)
+        policy = re.findall(r"--omp-wait-policy (\w+)", command)[0]
+        assert f"OMP_WAIT_POLICY={policy}" in output
+
+
+def test_four_processes(folder: Path) -> None:
+    (script,) = blocks("bash")
+    assert script.count("DMLC_PS_ROOT_PORT=9000") == 1
+    script = script.replace("DMLC_PS_ROOT_PORT=9000", f"DMLC_PS_ROOT_PORT={free_port()}")
+    script = script.replace("\nwait\n", "\nfor each in $(jobs -p); do wait $each || exit 1; done\n")
+    assert "exit 1" in script
+    run(["bash", "-c", script], folder)
+
+
+@pytest.mark.parametrize(
+    ("module", "title"), [(byteps_py, "byteps_py as bps"), (byteps_py.torch, "byteps_py.torch as")]
+)
+def test_the_tables_list_what_is_exported(module: object, title: str) -> None:
+    table = README.partition(f"`import {title}")[2].partition("\n\n|")[2].partition("\n\n")[0]
+    listed = {
+        name
+        for row in table.splitlines()
+        for code in re.findall(r"`([^`]+)`", row.split("|")[1])
+        for name in re.findall(r"^(?:bps\.)?([A-Za-z_]+)", code)
+    }
+    exported = set(getattr(module, "__all__"))  # noqa: B009
+    assert len(listed) > 5
+    assert listed <= exported
+
+
+def test_make_commands_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    for text in (README, (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")):
+        named = set(re.findall(r"(?:^\$ |`)make ([a-z]+)", text, re.MULTILINE))
+        assert named
+        assert named <= targets
+
+
+@pytest.mark.parametrize("document", sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md")), ids=str)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", document.read_text(encoding="utf-8")):
+        if not target.startswith("http"):
+            assert (document.parent / target).exists(), target
