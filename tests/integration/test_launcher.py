@@ -37,6 +37,8 @@ for step in range(steps):
 print("sum", total[0])
 """
 """Two workers sum 1 and 2; with more than 100 steps it goes on until it is ended."""
+JOIN = "import byteps_py; byteps_py.init(); "
+"""A command that never joins its job makes the launcher wait for the scheduler and the servers, which wait for it."""
 FOR_EVER = (PYTHON, "-c", TRAIN, "1000000")
 SLEEP = (PYTHON, "-c", "import time; print('up', flush=True); time.sleep(1000)")
 
@@ -155,7 +157,7 @@ def test_words_arrive_as_they_are(launch: Callable[..., Launch]) -> None:
 def test_each_worker_knows_its_place(launch: Callable[..., Launch]) -> None:
     show = "import json, os; print(json.dumps({k: v for k, v in os.environ.items() if k[:4] in ('DMLC', 'BYTE')}))"
     foreign = {"DMLC_NUM_WORKER": "7", "DMLC_PS_ROOT_URI": "10.0.0.1"}
-    launched = launch("-n", "2", "-s", "1", "--", PYTHON, "-c", show, env=foreign)
+    launched = launch("-n", "2", "-s", "1", "--", PYTHON, "-c", JOIN + show, env=foreign)
     assert launched.wait() == 0
     found = [json.loads(line.split("] ", 1)[1]) for line in sorted(launched.out_lines)]
     assert [each["BYTEPS_LOCAL_RANK"] for each in found] == ["0", "1"]
@@ -173,7 +175,7 @@ def test_one_worker_alone_reads_standard_input(
 ) -> None:
     (tmp_path / "input").write_text("hello")
     with (tmp_path / "input").open("rb") as stdin:
-        launched = launch("-n", count, PYTHON, "-c", "import sys; print(sys.stdin.read())", stdin=stdin)
+        launched = launch("-n", count, PYTHON, "-c", JOIN + "import sys; print(sys.stdin.read())", stdin=stdin)
         assert launched.wait() == 0
     assert sorted(launched.out_lines) == expected
 
@@ -207,7 +209,7 @@ def test_output_is_not_buffered(launch: Callable[..., Launch]) -> None:
 
 @pytest.mark.parametrize("options", [("-n", "1"), ("-n", "2", "-s", "1")])
 def test_no_prefix(launch: Callable[..., Launch], options: tuple[str, ...]) -> None:
-    launched = launch("--no-prefix", *options, PYTHON, "-c", "print('{}')")
+    launched = launch("--no-prefix", *options, PYTHON, "-c", JOIN + "print('{}')")
     assert launched.wait() == 0
     assert launched.out_lines == ["{}"] * int(options[1])
 
@@ -260,6 +262,12 @@ def test_a_reader_that_does_not_read_does_not_stop_ctrl_c(launch: Callable[..., 
 
 
 # How it ends.
+
+
+def test_a_command_that_never_joins_its_job(launch: Callable[..., Launch]) -> None:
+    launched = launch("-n", "2", "echo", "hello")
+    assert launched.wait() == 0
+    assert sorted(launched.out_lines) == ["[worker 0] hello", "[worker 1] hello"]
 
 
 def test_a_job_that_ends_well(launch: Callable[..., Launch]) -> None:
