@@ -250,7 +250,15 @@ class Membership:
         return [Send(peer, HeartbeatReply(self._scheduler))]
 
     def _child_ended(self, now: float, peer: bytes, message: ChildEnded) -> list[Action]:
-        """A launcher reaped a process: the only news of one that ends before it registers."""
+        """A launcher reaped a process: the only news of one that ends before it registers.
+
+        The launcher does not care what becomes of it, but has to know that the report has arrived.
+        """
+        return [Send(peer, HeartbeatReply(self._scheduler)), *self._end_of_child(message)]
+
+    def _end_of_child(self, message: ChildEnded) -> list[Action]:
+        if self.state is State.ENDING:
+            return []  # processes are expected to end now
         if message.job_id != self._job_id:
             return [Log("warning", f"ignored the end of a process of job {message.job_id!r}")]
         how = f"its process {message.process.pid} on {message.process.host} {_ending(message.status)}"
@@ -334,10 +342,6 @@ class Membership:
         how = self._end.reason if isinstance(self._end, Abort) else "its work is done"
         return self._refuse(Member(peer, message), f"the job has ended: {how}")
 
-    def _outlived(self, now: float, peer: bytes, message: ChildEnded) -> list[Action]:
-        """Processes are expected to end now."""
-        return []
-
     # Lookups
 
     def _has_left(self, peer: bytes) -> bool:
@@ -370,7 +374,7 @@ class Membership:
             Declare: _say_end,
             Barrier: _say_end,
             Bye: _say_end,
-            ChildEnded: _outlived,
+            ChildEnded: _child_ended,
         },
     }
 

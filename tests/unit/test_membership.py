@@ -461,7 +461,7 @@ class TestChildEnded:
         scheduler = running()
         scheduler.receive(1.0, b"w1", Bye())
         actions = scheduler.receive(2.0, b"launcher", ended(WORKERS[0].process, status))
-        assert sent(actions) == []
+        assert told(actions, Abort) == []
         assert scheduler.state is State.RUNNING
 
     def test_a_process_that_was_refused(self) -> None:
@@ -475,7 +475,7 @@ class TestChildEnded:
 
     def test_a_stranger_while_the_job_runs(self) -> None:
         scheduler = running()
-        assert sent(scheduler.receive(1.0, b"launcher", ended(process(55), 1))) == []
+        assert told(scheduler.receive(1.0, b"launcher", ended(process(55), 1)), Abort) == []
         assert scheduler.state is State.RUNNING
 
     def test_of_another_job(self) -> None:
@@ -487,7 +487,13 @@ class TestChildEnded:
     def test_after_the_end(self) -> None:
         scheduler = running()
         scheduler.abort("reason")
-        assert scheduler.receive(1.0, b"launcher", ended(WORKERS[0].process, 1)) == []
+        answer = Send(b"launcher", HeartbeatReply(HERE))
+        assert scheduler.receive(1.0, b"launcher", ended(WORKERS[0].process, 1)) == [answer]
+
+    @pytest.mark.parametrize("message", [ended(process(1), 3), ended(process(1), 0), ended(process(1), 3, "other")])
+    def test_a_report_is_answered(self, message: ChildEnded) -> None:
+        for scheduler in (membership(), running()):
+            assert scheduler.receive(1.0, b"launcher", message)[0] == Send(b"launcher", HeartbeatReply(HERE))
 
 
 class TestEnding:

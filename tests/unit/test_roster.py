@@ -73,8 +73,7 @@ class TestRanks:
 
     def test_processes_that_were_launched_together_are_one_node(self) -> None:
         def launched(pid: int, launch_id: str, local_rank: int) -> Member:
-            fields = {"launch_id": launch_id, "local_rank": local_rank, "local_size": 2}
-            return worker(pid, **fields)
+            return worker(pid, launch_id=launch_id, local_rank=local_rank, local_size=2)
 
         members = [launched(4, "x", 1), launched(9, "x", 0), launched(5, "y", 0), launched(6, "y", 1)]
         for arrived in itertools.permutations(members):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import pytest
@@ -23,7 +23,7 @@ from byteps_py.roles.member import SCHEDULER
 from byteps_py.roles.process import describe_process, describe_this_process
 from byteps_py.roles.scheduler import Scheduler, run
 from byteps_py.settings import SchedulerSettings
-from byteps_py.transport.base import Message
+from byteps_py.transport.base import Buffer, Message
 from byteps_py.transport.loopback import LoopbackNetwork
 from byteps_py.wire.control import (
     Abort,
@@ -316,9 +316,8 @@ class FakeEndpoint:
     def connect(self, peer: bytes, address: str) -> None:
         raise AssertionError("a scheduler connects to nobody")
 
-    def send(self, peer: bytes, frames: object) -> bool:
-        (frame,) = frames  # type: ignore[misc]
-        self.sent.append((peer, decode_control(frame)))
+    def send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
+        self.sent.append((peer, decode_control(frames[0])))
         return self.on_send()
 
     def receive(self, timeout: float | None) -> list[Message]:
