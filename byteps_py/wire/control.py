@@ -276,6 +276,8 @@ def tensor_problem(spec: TensorSpec) -> str | None:
     """Why no such tensor can be declared; None if it can."""
     if not 1 <= len(spec.name) <= MAX_NAME:
         return f"a tensor name must have 1 to {MAX_NAME} characters, not {len(spec.name)}"
+    if any("\ud800" <= each <= "\udfff" for each in spec.name):
+        return f"the tensor name {spec.name!r} cannot be written in UTF-8"
     if len(spec.shape) > MAX_DIMENSIONS:
         return f"tensor {spec.name!r} has {len(spec.shape)} dimensions, more than {MAX_DIMENSIONS}"
     elements = 1

@@ -152,6 +152,10 @@ class TestTensors:
         with pytest.raises(LocalProtocolError, match=problem):
             encode_control(control.Declare(1, (TensorSpec(name, DType.INT8, shape),)))
 
+    def test_whose_name_is_no_text(self) -> None:
+        spec = TensorSpec("\udc80", DType.INT8, ())
+        assert control.tensor_problem(spec) == "the tensor name '\\udc80' cannot be written in UTF-8"
+
     @pytest.mark.parametrize("shape", [(), (0,), (2**48,), (0, 2**48), (1,) * 64])
     def test_that_can_be(self, shape: tuple[int, ...]) -> None:
         message = control.Declare(1, (TensorSpec("n" * 4096, DType.BFLOAT16, shape),))
