@@ -21,6 +21,7 @@ from byteps_py.errors import (
     JobAborted,
     NotInitializedError,
     RemoteProtocolError,
+    TransportTimeout,
 )
 from byteps_py.kernels import Kernels
 from byteps_py.roles.envelope import Complaints
@@ -89,7 +90,7 @@ class Worker:
         self._undeclared: list[TensorSpec] = []
         self._declares: dict[int, Declare] = {}
         self._last_request = 0
-        self._barriers: dict[int, Signal] = {}
+        self._barriers: dict[int, tuple[Signal, float]] = {}
         self._last_barrier = 0
         self._repeat_due = 0.0
         self._exchange: Exchange | None = None
@@ -155,6 +156,7 @@ class Worker:
 
         Raises:
             JobAborted: a worker left without reaching the barrier, or the job ended otherwise.
+            TransportTimeout: not all came within ``BYTEPS_STALL_TIMEOUT``.
         """
         signal = Signal()
         with self._lock:
@@ -277,7 +279,7 @@ class Worker:
         if self._ended is not None:
             signal.fail(self._ended)
             return
-        self._barriers[number] = signal
+        self._barriers[number] = signal, now
         self._link.send(Barrier(number))
         self._repeat_due = now + _REPEAT_SECONDS
 
@@ -302,9 +304,9 @@ class Worker:
         elif isinstance(message, Conflict):
             self._conflict(now, message)
         elif isinstance(message, BarrierDone):
-            signal = self._barriers.pop(message.number, None)
-            if signal is not None:
-                signal.complete()
+            waiting = self._barriers.pop(message.number, None)
+            if waiting is not None:
+                waiting[0].complete()
         elif isinstance(message, Left):
             assert self._welcome is not None
             self._left = self._left or message.rank == self._welcome.rank
@@ -354,7 +356,13 @@ class Worker:
         self._repeat_due = now + _REPEAT_SECONDS
         for declare in self._declares.values():
             self._link.send(declare)
-        for number in self._barriers:
+        limit = self._settings.stall_timeout
+        for number, (_, since) in self._barriers.items():
+            if limit and now - since > limit:
+                raise TransportTimeout(
+                    f"waited {now - since:.0f} s at barrier {number} (BYTEPS_STALL_TIMEOUT={limit:g}); "
+                    "the scheduler's log names the workers that did not reach it"
+                )
             self._link.send(Barrier(number))
 
     def _begin_close(self, now: float) -> None:
@@ -384,7 +392,7 @@ class Worker:
             tensor.placed.fail(error)
             for operation in tensor.waiting:
                 operation.pending.fail(error)
-        for signal in self._barriers.values():
+        for signal, _ in self._barriers.values():
             signal.fail(error)
         self._drain()
         self._endpoint.close()

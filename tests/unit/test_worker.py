@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
 import time
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from byteps_py import kernels
-from byteps_py.errors import AgreementError, BytePSError, JobAborted, JobRefused, NotInitializedError
+from byteps_py.errors import AgreementError, BytePSError, JobAborted, JobRefused, NotInitializedError, TransportTimeout
 from byteps_py.roles.envelope import Envelope, open_frames
 from byteps_py.roles.pending import Pending
 from byteps_py.roles.worker import Worker
@@ -36,7 +37,7 @@ from byteps_py.wire.control import (
     decode_control,
     encode_control,
 )
-from byteps_py.wire.header import ACCEPT_ENTRY, Flag, Header, Opcode, encode
+from byteps_py.wire.header import ACCEPT_ENTRY, RANK_ENTRY, Flag, Header, Opcode, encode
 
 JOB = 77
 SPEC = TensorSpec("w", DType.FLOAT32, (3,))
@@ -47,7 +48,7 @@ SERVER = Envelope(0, JOB, 600, 1)
 class Stage:
     """A worker on its thread; the test answers for everybody else."""
 
-    def __init__(self) -> None:
+    def __init__(self, **changed: float) -> None:
         network = LoopbackNetwork()
         self.scheduler = network.endpoint(b"scheduler")
         self.scheduler.listen("tcp://127.0.0.1:9")
@@ -55,7 +56,8 @@ class Stage:
         self.address = self.server.listen("tcp://127.0.0.1:0")
         self.aborts: list[BaseException] = []
         chosen = kernels.select("reference")
-        self.worker = Worker(SETTINGS, network.endpoint(b"me"), 500, chosen, self.aborts.append)
+        settings = dataclasses.replace(SETTINGS, **changed)  # type: ignore[arg-type]
+        self.worker = Worker(settings, network.endpoint(b"me"), 500, chosen, self.aborts.append)
         self._messages: list[Message] = []
         self._data: list[Message] = []
 
@@ -253,6 +255,25 @@ def test_a_question_without_an_answer_is_repeated(stage: Stage, monkeypatch: pyt
     stage.tell(BarrierDone(1))
     waiting.join(10)
     assert not waiting.is_alive()
+
+
+def test_a_barrier_that_nobody_else_reaches_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("byteps_py.roles.worker._REPEAT_SECONDS", 0.1)
+    stage = Stage(stall_timeout=0.3)
+    stage.join()
+    fails(stage.worker.barrier, TransportTimeout, r"at barrier 1 \(BYTEPS_STALL_TIMEOUT=0\.3\)")
+    assert len(stage.aborts) == 1
+
+
+def test_a_result_that_never_comes_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("byteps_py.roles.exchange._STALL_REPORT_SECONDS", 0.1)
+    stage = Stage(stall_timeout=0.3)
+    stage.join()
+    pending = stage.submit(1, 2, 3)
+    stage.place()
+    pushed, _ = stage.data()
+    stage.answer(Opcode.WAITING, pushed, RANK_ENTRY.pack(0), detail=1)
+    fails(pending.wait, TransportTimeout, r"for the result of 'w': missing worker 0 \(pid 1 on host\); giving up")
 
 
 def test_an_abort_fails_everything_now_and_later(stage: Stage) -> None:
