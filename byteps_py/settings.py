@@ -221,7 +221,7 @@ class WorkerSettings(JobSettings):
     stall_timeout: float = _variable(
         "BYTEPS_STALL_TIMEOUT",
         _seconds(0, 1e9),
-        "seconds after which a round that does not complete ends the job (0: never)",
+        "seconds after which a round or a barrier that does not complete ends the job (0: never)",
         1800.0,
         "1800",
     )
