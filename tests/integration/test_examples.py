@@ -1,0 +1,73 @@
+"""The examples do what their README says, in real jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.jobs import job
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+BOTH = [pytest.param("torch_digits.py", marks=needs_torch), "numpy_digits.py"]
+
+
+def launch(workers: int, servers: int, example: str, *arguments: str) -> dict[str, Any]:
+    """Run an example by bpslaunch; returns the object in the last line of worker 0."""
+    command = [sys.executable, "-m", "byteps_py.launcher", "-n", str(workers)]
+    command += ["-s", str(servers)] if servers else []
+    command += ["--", sys.executable, str(EXAMPLES / example), "--seed", "1", *arguments]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "BYTEPS_"))}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    (last,) = (line for line in done.stdout.splitlines() if line.startswith(("[worker 0] {", "{")))
+    return json.loads(last.removeprefix("[worker 0] "))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("example", BOTH)
+def test_it_learns_and_the_bits_do_not_depend_on_the_servers(example: str) -> None:
+    results = [launch(2, servers, example, "--epochs", "5") for servers in (1, 2, 3)]
+    assert len({each["params_sha256"] for each in results}) == 1
+    for each in results:
+        assert each["accuracy"] >= 0.95
+        assert each["steps"] == 5 * 44
+        assert each["images_per_s"] > 0
+
+
+@pytest.mark.parametrize("example", BOTH)
+def test_a_resumed_run_ends_with_the_same_parameters(example: str, tmp_path: Path) -> None:
+    whole = launch(2, 1, example, "--epochs", "3")
+    saving = ("--checkpoint", str(tmp_path / "checkpoint"))
+    launch(2, 1, example, "--epochs", "2", *saving)
+    resumed = launch(2, 1, example, "--epochs", "3", *saving, "--resume")
+    assert resumed["params_sha256"] == whole["params_sha256"]
+    assert resumed["steps"] == 44
+    assert [each.name for each in tmp_path.iterdir()] == ["checkpoint"]
+
+
+@pytest.mark.parametrize("example", BOTH)
+def test_it_runs_alone_without_a_server(example: str) -> None:
+    assert launch(1, 0, example, "--epochs", "2")["accuracy"] > 0.8
+
+
+@needs_torch
+def test_four_separate_processes_give_the_bits_of_the_local_job(tmp_path: Path) -> None:
+    local = launch(2, 1, "torch_digits.py", "--epochs", "1")
+    body = (
+        f"sys.argv[1:] = ['--epochs', '1', '--seed', '1']\nexec(open({str(EXAMPLES / 'torch_digits.py')!r}).read())\n"
+    )
+    with job(tmp_path) as made:
+        made.worker(1, body)
+        made.server()
+        made.worker(0, body)
+        made.scheduler()
+        assert set(made.wait(60).values()) == {0}, made.everything()
+        separate = json.loads(made.output("worker0").splitlines()[-1])
+    assert separate["params_sha256"] == local["params_sha256"]
