@@ -218,7 +218,7 @@ class Pipeline:
     def accepted(self, key: int, round: int) -> list[Start]:
         """A server has the contribution to ``(key, round)``; returns what may be pushed now."""
         request = self._request(key, round)
-        if request is None or request.accepted:
+        if request is None:
             return []
         request.accepted = True
         self._release(request)

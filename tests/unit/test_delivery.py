@@ -154,14 +154,16 @@ class TestMany:
             requests.sent(key, 1, 0, now=0.0)
         assert [question.key for question in requests.due(0.5)] == [5, 3, 9, 1]
 
-    def test_nothing_piles_up_behind_one_that_never_ends(self) -> None:
+    def test_nothing_piles_up_behind_some_that_never_end(self) -> None:
         requests = delivery()
-        requests.sent(0, 1, 0, now=0.0)
+        for key in range(5):
+            requests.sent(key, 1, 0, now=0.0)
         for step in range(1, 5000):
-            requests.sent(1, step, 0, now=0.0)
-            requests.accepted(1, step, now=0.0)
-            requests.finished(1, step)
+            requests.sent(9, step, 0, now=0.0)
+            requests.accepted(9, step, now=0.0)
+            requests.finished(9, step)
         assert len(requests._heap) < 200
+        assert [question.key for question in requests.due(0.5)] == [0, 1, 2, 3, 4]
 
     @pytest.mark.parametrize("seed", range(20))
     def test_against_a_plain_list_of_deadlines(self, seed: int) -> None:
