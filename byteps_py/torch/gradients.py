@@ -89,8 +89,9 @@ class GradientExchange:
         self._names = _check_names(named_parameters, groups)
         self._slots: dict[torch.Tensor, _Slot] = {}
         session = _session.current()
-        self._prefix = _next_prefix(session)
-        self._loss = TensorSpec(f"Loss.{self._prefix}closure", DType.FLOAT64, (1,))
+        number = _next_number(session)
+        self._prefix = f"Gradient{number}."
+        self._loss = TensorSpec(f"Loss{number}", DType.FLOAT64, (1,))
         self._register(session, groups)
 
     def set_passes(self, passes: int) -> None:
@@ -187,7 +188,7 @@ class GradientExchange:
         label = self._names[parameter]
         dtype = self._compression.wire_dtype(parameter.dtype)
         tag = wire_tag(dtype, f"parameter {label!r}")
-        spec = TensorSpec(f"Gradient.{self._prefix}{label}", tag, tuple(parameter.shape))
+        spec = TensorSpec(f"{self._prefix}{label}", tag, tuple(parameter.shape))
         return _Slot(parameter, label, spec, dtype, priority=-place, remaining=self._passes)
 
     def accumulated(self, slot: _Slot) -> None:
@@ -293,10 +294,11 @@ def _some(labels: Sequence[str]) -> str:
 _optimizers: Final[weakref.WeakKeyDictionary[_session.Session, int]] = weakref.WeakKeyDictionary()
 
 
-def _next_prefix(session: _session.Session) -> str:
-    """Empty for the first optimizer of a session, then ``"2."``, ``"3."`` ...: equal names of two models do not clash.
+def _next_number(session: _session.Session) -> str:
+    """Empty for the first optimizer of a session, then ``"2"``, ``"3"`` ...: equal names of two models do not clash.
 
+    It comes before the dot, since what follows may be any name: the layers of a Sequential are called by numbers.
     Workers that make their optimizers in the same order get the same.
     """
     number = _optimizers[session] = _optimizers.get(session, 0) + 1
-    return "" if number == 1 else f"{number}."
+    return "" if number == 1 else str(number)

@@ -593,7 +593,19 @@ def test_several_optimizers_with_the_same_names_do_not_meet() -> None:
     (names, again) = run_workers(2, body)
     assert names == again
     assert len(names) == 8
-    assert {"Gradient.0.weight", "Gradient.2.noname.0"} <= names
+    assert {"Gradient.0.weight", "Gradient2.noname.0"} <= names
+
+
+def test_the_number_of_an_optimizer_is_not_taken_for_a_layer() -> None:
+    def body(session):
+        layers = make_model()  # the last is called "2"
+        single = nn.Linear(5, 3)
+        for model in (layers, single):
+            bps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
+        return [spec.name for batch in session.declared for spec in batch]
+
+    (names,) = run_workers(1, body)
+    assert len(set(names)) == len(names) == 6
 
 
 def test_a_dropped_optimizer_leaves_the_model_alone() -> None:
@@ -607,7 +619,7 @@ def test_a_dropped_optimizer_leaves_the_model_alone() -> None:
         optimizer.step()
         return {each.name for each in session.submitted}
 
-    names = {"Gradient.2.0.weight", "Gradient.2.0.bias", "Gradient.2.2.weight", "Gradient.2.2.bias"}
+    names = {"Gradient2.0.weight", "Gradient2.0.bias", "Gradient2.2.weight", "Gradient2.2.bias"}
     assert run_workers(1, body) == [names]
 
 
