@@ -50,6 +50,7 @@ __all__ = [
 _log = logging.getLogger("byteps_py.worker")
 _EXIT_GRACE_SECONDS: Final = 4.0
 """Between the end of an aborted job and the end of this process, for handlers that save what they can."""
+_LAST_STEP: Final = 2**64 - 1
 
 
 class _Worker(Protocol):
@@ -135,8 +136,14 @@ class Session:
 
         Raises:
             AgreementError: the name has another dtype or shape in this process.
+            UnsupportedError: the name or the shape is impossible.
+            ValueError: there is no worker ``root``, or ``step`` is no number from 0 to 2**64 - 1.
             BytePSError: the job has ended.
         """
+        if not 0 <= root < self.size:
+            raise ValueError(f"root {root} is not a worker: ranks are 0 to {self.size - 1}")
+        if not 0 <= step <= _LAST_STEP:
+            raise ValueError(f"step (version) must be a number from 0 to 2**64 - 1, not {step}")
         return self._worker.submit(spec, source, output, operation, root=root, priority=priority, step=step)
 
     def barrier(self) -> None:

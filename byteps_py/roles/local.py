@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from byteps_py.errors import AgreementError
 from byteps_py.roles.pending import Pending
+from byteps_py.roles.tensors import check_spec
 from byteps_py.telemetry.metrics import SpeedRecord
 from byteps_py.types import Operation, TensorSpec
 
@@ -30,6 +31,8 @@ class LocalWorker:
             AgreementError: a name was declared with another dtype or shape before.
         """
         for each in specs:
+            if each.name not in self._specs:
+                check_spec(each)
             known = self._specs.setdefault(each.name, each)
             if known != each:
                 raise AgreementError(

@@ -8,16 +8,27 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from byteps_py.errors import AgreementError
+from byteps_py.errors import AgreementError, UnsupportedError
 from byteps_py.kernels import Kernels
 from byteps_py.roles.pending import Pending, Signal
 from byteps_py.types import Operation, TensorSpec
-from byteps_py.wire.control import Placement
+from byteps_py.wire.control import Placement, tensor_problem
 
-__all__ = ["Tensor", "TensorOperation"]
+__all__ = ["Tensor", "TensorOperation", "check_spec"]
 
 _SPARE_BUFFERS: Final = 2
 """Staging buffers kept per tensor: one on its way, one for a caller that runs ahead."""
+
+
+def check_spec(spec: TensorSpec) -> None:
+    """Refuse here what the scheduler could not be told.
+
+    Raises:
+        UnsupportedError: the name or the shape is impossible.
+    """
+    problem = tensor_problem(spec)
+    if problem is not None:
+        raise UnsupportedError(problem)
 
 
 class Tensor:

@@ -21,7 +21,6 @@ from byteps_py.errors import (
     JobAborted,
     NotInitializedError,
     RemoteProtocolError,
-    TransportTimeout,
 )
 from byteps_py.kernels import Kernels
 from byteps_py.roles.envelope import Complaints
@@ -29,18 +28,17 @@ from byteps_py.roles.exchange import Exchange
 from byteps_py.roles.member import SCHEDULER, SchedulerLink, package_version
 from byteps_py.roles.pending import Pending, Signal
 from byteps_py.roles.process import describe_this_process
-from byteps_py.roles.tensors import Tensor, TensorOperation
+from byteps_py.roles.requests import Requests
+from byteps_py.roles.tensors import Tensor, TensorOperation, check_spec
 from byteps_py.settings import WorkerSettings
 from byteps_py.telemetry.metrics import SpeedRecord
 from byteps_py.transport.base import Endpoint
 from byteps_py.types import Operation, Role, TensorSpec
 from byteps_py.wire.control import (
-    Barrier,
     BarrierDone,
     Bye,
     Conflict,
     ControlMessage,
-    Declare,
     Declared,
     Left,
     Register,
@@ -50,8 +48,6 @@ from byteps_py.wire.control import (
 __all__ = ["Worker"]
 
 _log = logging.getLogger("byteps_py.worker")
-_REPEAT_SECONDS: Final = 5.0
-"""After so long without an answer, a question to the scheduler is asked again."""
 _CLOSE_SECONDS: Final = 4.0
 """How long :meth:`Worker.close` waits for the contributions that are on their way and for the scheduler."""
 
@@ -88,11 +84,8 @@ class Worker:
         self._tensors: dict[str, Tensor] = {}
         self._conflicts: dict[str, AgreementError] = {}
         self._undeclared: list[TensorSpec] = []
-        self._declares: dict[int, Declare] = {}
-        self._last_request = 0
-        self._barriers: dict[int, tuple[Signal, float]] = {}
         self._last_barrier = 0
-        self._repeat_due = 0.0
+        self._requests: Requests | None = None
         self._exchange: Exchange | None = None
         self._welcome: Welcome | None = None
         self._welcomed = Signal()
@@ -178,6 +171,7 @@ class Worker:
         with self._lock:
             tensor = self._tensors.get(spec.name)
             if tensor is None:
+                check_spec(spec)
                 tensor = self._tensors[spec.name] = Tensor(spec)
                 conflict = self._conflicts.get(spec.name)
                 if conflict is not None:
@@ -211,12 +205,13 @@ class Worker:
     def _work(self) -> None:
         link = SchedulerLink(self._endpoint, self._settings, self._registration(), _log, time.monotonic())
         self._link = link
+        requests = self._requests = Requests(link, self._settings.stall_timeout)
         while not self._may_end(time.monotonic()):
             now = time.monotonic()
             timeout = link.tick(now)
             if self._exchange is not None:
                 timeout = min(timeout, self._exchange.tick(now))
-            self._repeat_questions(now)
+            requests.repeat(now)
             for message in self._endpoint.receive(timeout):
                 now = time.monotonic()
                 if message.peer == SCHEDULER:
@@ -247,12 +242,9 @@ class Worker:
         while self._commands:
             self._commands.popleft()(now)
         if self._undeclared:
-            self._last_request += 1
-            declare = Declare(self._last_request, tuple(self._undeclared))
-            self._undeclared = []
-            self._declares[self._last_request] = declare
-            self._link.send(declare)
-            self._repeat_due = now + _REPEAT_SECONDS
+            undeclared, self._undeclared = self._undeclared, []
+            assert self._requests is not None
+            self._requests.declare(now, undeclared)
 
     def _request(self, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
@@ -279,9 +271,8 @@ class Worker:
         if self._ended is not None:
             signal.fail(self._ended)
             return
-        self._barriers[number] = signal, now
-        self._link.send(Barrier(number))
-        self._repeat_due = now + _REPEAT_SECONDS
+        assert self._requests is not None
+        self._requests.reach(now, number, signal)
 
     def _complete(self, now: float, operation: TensorOperation) -> None:
         self.speed.add(now, int(time.time() * 1000), operation.tensor.spec.nbytes)
@@ -304,9 +295,8 @@ class Worker:
         elif isinstance(message, Conflict):
             self._conflict(now, message)
         elif isinstance(message, BarrierDone):
-            waiting = self._barriers.pop(message.number, None)
-            if waiting is not None:
-                waiting[0].complete()
+            assert self._requests is not None
+            self._requests.barrier_done(message.number)
         elif isinstance(message, Left):
             assert self._welcome is not None
             self._left = self._left or message.rank == self._welcome.rank
@@ -328,7 +318,8 @@ class Worker:
         self._welcomed.complete()
 
     def _declared(self, now: float, message: Declared) -> None:
-        self._declares.pop(message.request, None)
+        assert self._requests is not None
+        self._requests.declared(message.request)
         for placement in message.placements:
             tensor = self._tensors.get(placement.name)
             if tensor is None or tensor.placement is not None:
@@ -348,22 +339,6 @@ class Worker:
             tensor.refuse(error)
             if self._exchange is not None:
                 self._exchange.fail_tensor(now, tensor, error)
-
-    def _repeat_questions(self, now: float) -> None:
-        """The scheduler answers everything; if it did not, the question or the answer was lost with a connection."""
-        if now < self._repeat_due:
-            return
-        self._repeat_due = now + _REPEAT_SECONDS
-        for declare in self._declares.values():
-            self._link.send(declare)
-        limit = self._settings.stall_timeout
-        for number, (_, since) in self._barriers.items():
-            if limit and now - since > limit:
-                raise TransportTimeout(
-                    f"waited {now - since:.0f} s at barrier {number} (BYTEPS_STALL_TIMEOUT={limit:g}); "
-                    "the scheduler's log names the workers that did not reach it"
-                )
-            self._link.send(Barrier(number))
 
     def _begin_close(self, now: float) -> None:
         if self._closing is None:
@@ -392,8 +367,8 @@ class Worker:
             tensor.placed.fail(error)
             for operation in tensor.waiting:
                 operation.pending.fail(error)
-        for signal, _ in self._barriers.values():
-            signal.fail(error)
+        if self._requests is not None:
+            self._requests.fail(error)
         self._drain()
         self._endpoint.close()
         if self._closing is None and self._welcome is not None:

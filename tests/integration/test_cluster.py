@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from byteps_py.errors import AgreementError, ParticipantLeft
+from byteps_py.errors import AgreementError, ParticipantLeft, UnsupportedError
 from byteps_py.session import Session
 from byteps_py.types import DType, Operation, TensorSpec
 from tests.helpers.cluster import Cluster, cluster
@@ -199,6 +199,20 @@ def test_an_error_on_one_tensor_leaves_the_others_usable() -> None:
         assert total(session, "good", np.ones(3)).tolist() == [2.0] * 3
 
     with cluster(2, 2) as job:
+        job.each(run)
+
+
+def test_impossible_arguments_do_no_harm_to_the_job() -> None:
+    def run(session: Session) -> None:
+        with pytest.raises(UnsupportedError, match="name must have"):
+            total(session, "", np.ones(3))
+        with pytest.raises(ValueError, match="step"):
+            total(session, "x", np.ones(3), step=-1)
+        with pytest.raises(ValueError, match="root 2 is not a worker"):
+            total(session, "x", np.ones(3), BROADCAST, root=2)
+        assert total(session, "x", np.ones(3)).tolist() == [2.0] * 3
+
+    with cluster(2, 1) as job:
         job.each(run)
 
 

@@ -103,6 +103,16 @@ class TestAlone:
         with pytest.raises(AgreementError, match=r"'byteps\.noname\.1'"):
             bps.push_pull(np.ones(4), "byteps.noname.1")
 
+    @pytest.mark.parametrize("name", ["", "x" * 5000, "\ud800"])
+    def test_impossible_names_are_refused_by_the_call(self, name: str) -> None:
+        with pytest.raises(UnsupportedError, match="name"):
+            bps.push_pull(np.ones(2), name)
+
+    @pytest.mark.parametrize("version", [-1, 2**64])
+    def test_impossible_versions_are_refused_by_the_call(self, version: int) -> None:
+        with pytest.raises(ValueError, match="version"):
+            bps.push_pull(np.ones(2), "x", version=version)
+
     def test_declare_fixes_the_shape(self) -> None:
         bps.declare("habit")
         bps.declare("w", (2, 3), np.float16)

@@ -247,7 +247,7 @@ def test_a_conflict_fails_what_waits_and_what_comes(stage: Stage) -> None:
 
 
 def test_a_question_without_an_answer_is_repeated(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("byteps_py.roles.worker._REPEAT_SECONDS", 0.1)
+    monkeypatch.setattr("byteps_py.roles.requests.REPEAT_SECONDS", 0.1)
     stage.join()
     waiting = threading.Thread(target=stage.worker.barrier)
     waiting.start()
@@ -258,7 +258,7 @@ def test_a_question_without_an_answer_is_repeated(stage: Stage, monkeypatch: pyt
 
 
 def test_a_barrier_that_nobody_else_reaches_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("byteps_py.roles.worker._REPEAT_SECONDS", 0.1)
+    monkeypatch.setattr("byteps_py.roles.requests.REPEAT_SECONDS", 0.1)
     stage = Stage(stall_timeout=0.3)
     stage.join()
     fails(stage.worker.barrier, TransportTimeout, r"at barrier 1 \(BYTEPS_STALL_TIMEOUT=0\.3\)")
