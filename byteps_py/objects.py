@@ -240,10 +240,11 @@ def broadcast_object(
     if session.rank != root_rank:
         return _receive(session, prefix, root_rank, extensions)
     try:
-        _send(session, prefix, root_rank, encode(obj, extensions), ok=True)
+        data = encode(obj, extensions)
     except Exception as error:  # the others wait already: they must hear of it, whatever it is
         _send(session, prefix, root_rank, str(error).encode(errors="replace"), ok=False)
         raise
+    _send(session, prefix, root_rank, data, ok=True)
     return obj
 
 

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_strategies
 
-from byteps_py.errors import RemoteProtocolError, UnsupportedError
+from byteps_py.errors import AgreementError, RemoteProtocolError, UnsupportedError
 from byteps_py.objects import MAX_DEPTH, broadcast_object, decode, encode, padded_length
+from byteps_py.types import TensorSpec
 from tests.helpers.fake_session import FakeSession, run_workers
 
 
@@ -188,6 +189,25 @@ def test_text_that_is_no_text_fails_on_every_worker() -> None:
             broadcast_object("\ud800")
 
     run_workers(2, body)
+
+
+def test_an_object_that_fails_on_its_way_is_not_announced_again() -> None:
+    """The others have taken the length already: they would take a second one for that of the next object."""
+
+    def body(session: FakeSession) -> None:
+        submit = session.submit
+
+        def without_bytes(spec: TensorSpec, *arguments: Any, **more: Any) -> Any:
+            if ".bytes." in spec.name:
+                raise AgreementError("no")
+            return submit(spec, *arguments, **more)
+
+        session.submit = without_bytes  # type: ignore[method-assign]
+        with pytest.raises(AgreementError):
+            broadcast_object("x")
+        assert [each.name for each in session.submitted] == ["Object.length"]
+
+    run_workers(1, body)
 
 
 def test_an_unknown_root_is_named() -> None:
