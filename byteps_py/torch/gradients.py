@@ -130,22 +130,19 @@ class GradientExchange:
                 gradient only now, are registered.
 
         Raises:
-            BytePSError: a gradient was changed or replaced after its push had begun, or what the session raises.
+            BytePSError: a gradient was changed or replaced after its push had begun, or what the session raises. The
+                first error is raised when no push is on its way any more; ``.grad`` is then of no use.
         """
         session = _session.current()
         self._register(session, groups)
-        try:
-            for slot in self._slots.values():
-                if slot.push is None:
-                    self._push(session, slot)
-                else:
-                    _check_untouched(slot, slot.push)
-            for slot in self._slots.values():
-                if slot.push is not None:
-                    _finish(slot, slot.push)
-        finally:
-            for slot in self._slots.values():
-                slot.push, slot.remaining = None, self._passes
+        # Whatever fails, all others are contributed and waited for: other workers do the same, and a push that is still
+        # on its way writes to .grad.
+        errors = _attempt(self._slots.values(), lambda slot: self._contribute(session, slot))
+        errors += _attempt(self._slots.values(), _wait if errors else _finish)
+        for slot in self._slots.values():
+            slot.push, slot.remaining = None, self._passes
+        if errors:
+            raise errors[0]
         self.synchronized = True
 
     def finish_step(self) -> None:
@@ -204,6 +201,12 @@ class GradientExchange:
         if slot.remaining <= 0:
             self._push(_session.current(), slot)
 
+    def _contribute(self, session: _session.Session, slot: _Slot) -> None:
+        if slot.push is None:
+            self._push(session, slot)
+        else:
+            _check_untouched(slot, slot.push)
+
     def _push(self, session: _session.Session, slot: _Slot) -> None:
         gradient = slot.parameter.grad
         staged = None if gradient is None else _stage_gradient(slot, gradient)
@@ -245,7 +248,26 @@ def _check_untouched(slot: _Slot, push: _Push) -> None:
         )
 
 
-def _finish(slot: _Slot, push: _Push) -> None:
+def _attempt(slots: Iterable[_Slot], act: Callable[[_Slot], None]) -> list[Exception]:
+    """Do ``act`` to all ``slots``, also after one has failed; the errors."""
+    errors: list[Exception] = []
+    for slot in slots:
+        try:
+            act(slot)
+        except Exception as error:
+            errors.append(error)
+    return errors
+
+
+def _wait(slot: _Slot) -> None:
+    if slot.push is not None:
+        slot.push.pending.wait()
+
+
+def _finish(slot: _Slot) -> None:
+    push = slot.push
+    if push is None:
+        return
     array = push.pending.wait()
     with torch.no_grad():
         if push.gradient is not None and push.staged is not None:

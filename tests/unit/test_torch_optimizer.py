@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
+import threading
 
 import pytest
 
@@ -491,6 +493,42 @@ def test_changes_behind_the_optimizers_back_are_noticed(change, word) -> None:
             optimizer.step()
 
     run_workers(1, body)
+
+
+@pytest.mark.parametrize("fault", ["changed", "refused"])
+def test_an_error_is_raised_when_nothing_is_on_its_way_any_more(fault) -> None:
+    """The push of ``b`` writes to its gradient: worker 1 contributes late, worker 0 must not go on before."""
+    raised = threading.Event()
+
+    def with_another_step_for_a(submit):
+        def wrong(spec, *arguments, step, **more):
+            return submit(spec, *arguments, step=step + (spec.name == "Gradient.a"), **more)
+
+        return wrong
+
+    def body(session):
+        a, b = (torch.ones(2, requires_grad=True) for _ in range(2))
+        optimizer = bps.DistributedOptimizer(torch.optim.SGD([a, b], lr=1.0), [("a", a), ("b", b)])
+        if session.rank == 0:
+            if fault == "refused":
+                session.submit = with_another_step_for_a(session.submit)
+            (a + 3 * b).sum().backward()
+            if fault == "changed":
+                a.grad.zero_()
+            with pytest.raises(BytePSError, match="'a' was changed" if fault == "changed" else r"Gradient\.a.*step 1"):
+                optimizer.step()
+            seen = b.grad.tolist()
+            raised.set()
+            optimizer.zero_grad()
+            return seen
+        a.sum().backward()
+        raised.wait(0.5)
+        b.sum().backward()
+        with contextlib.nullcontext() if fault == "changed" else pytest.raises(AgreementError):
+            optimizer.step()
+        return b.grad.tolist()
+
+    assert run_workers(2, body) == [[2.0, 2.0]] * 2
 
 
 def test_skip_synchronize_needs_synchronize() -> None:
