@@ -29,13 +29,23 @@ class Cluster:
         network: to disturb the traffic.
     """
 
-    def __init__(self, workers: int, servers: int, settings: dict[str, Any], server_settings: dict[str, Any]) -> None:
-        self.network = LoopbackNetwork()
+    network: Any
+
+    def __init__(
+        self,
+        workers: int,
+        servers: int,
+        settings: dict[str, Any],
+        server_settings: dict[str, Any],
+        network: Any,
+        root_port: int,
+    ) -> None:
+        self.network = network
         self.statuses: dict[str, int] = {}
         self.aborts: list[BaseException] = []
         self.sessions: list[Session] = []
         self._threads: list[threading.Thread] = []
-        shared = {"num_worker": workers, "num_server": servers, "root_uri": "127.0.0.1", "root_port": 9}
+        shared = {"num_worker": workers, "num_server": servers, "root_uri": "127.0.0.1", "root_port": root_port}
         self._start("scheduler", lambda: scheduler.run(SchedulerSettings(**shared), self.network.endpoint(b"s")))
         for index in range(servers):
             endpoint = self.network.endpoint(b"server-connection-%d" % index)
@@ -74,10 +84,19 @@ class Cluster:
 
 @contextmanager
 def cluster(
-    workers: int = 2, servers: int = 1, *, server: dict[str, Any] | None = None, **settings: Any
+    workers: int = 2,
+    servers: int = 1,
+    *,
+    server: dict[str, Any] | None = None,
+    network: Any = None,
+    root_port: int = 9,
+    **settings: Any,
 ) -> Iterator[Cluster]:
-    """A job of ``workers`` and ``servers``, left in order at the end; ``settings`` are fields of WorkerSettings."""
-    made = Cluster(workers, servers, settings, server or {})
+    """A job of ``workers`` and ``servers``, left in order at the end; ``settings`` are fields of WorkerSettings.
+
+    ``network`` makes the endpoints, as LoopbackNetwork does, which is the default.
+    """
+    made = Cluster(workers, servers, settings, server or {}, network or LoopbackNetwork(), root_port)
     try:
         yield made
     finally:

@@ -55,10 +55,11 @@ def test_workers_without_an_id_get_ranks_of_their_own(tmp_path: Path) -> None:
 
 
 MANY = """
-from byteps_py.types import DType, Operation, TensorSpec
-from byteps_py.session import current
+from ml_dtypes import bfloat16
 def data(rank, index, count, dtype):
-    return np.random.default_rng([rank, index]).integers(-50, 50, count).astype(dtype)
+    random = np.random.default_rng([rank, index])
+    whole = np.issubdtype(dtype, np.integer)
+    return (random.integers(-50, 50, count) if whole else random.standard_normal(count)).astype(dtype)
 handles = {}
 for index in range(1000):
     handles[index] = bps.push_pull_async(data(bps.rank(), index, 256, np.float32), f't{index}')
@@ -66,12 +67,17 @@ for index, handle in handles.items():
     want = data(0, index, 256, np.float32) + data(1, index, 256, np.float32)
     assert bps.synchronize(handle).tobytes() == want.tobytes(), index
 assert bps.push_pull(np.empty((0, 4)), 'empty').shape == (0, 4)
-for number, dtype in enumerate(('f4', 'f8', 'f2', 'i1', 'u1', 'i4', 'i8')):
-    mine = data(bps.rank(), number, 100_003, dtype)
-    other = data(1 - bps.rank(), number, 100_003, dtype)
-    assert bps.push_pull(mine, dtype).tobytes() == (mine + other).astype(dtype).tobytes(), dtype
-    floor = (mine + other) // np.array(2, dtype) if number > 2 else (mine + other) / np.array(2, dtype)
-    assert bps.push_pull(mine, dtype + '.avg', bps.AVG).tobytes() == floor.astype(dtype).tobytes(), dtype
+for number, dtype in enumerate(map(np.dtype, ('f4', 'f8', 'f2', bfloat16, 'i1', 'u1', 'i4', 'i8'))):
+    narrow = dtype.name in ('float16', 'bfloat16')  # computed in float32 and rounded once
+    a, b = (data(rank, number, 100_003, dtype) for rank in range(2))
+    total = np.add(a, b, dtype=np.float32 if narrow else dtype)
+    average = total // dtype.type(2) if np.issubdtype(dtype, np.integer) else total / total.dtype.type(2)
+    for op, want in ((bps.SUM, total), (bps.AVG, average)):
+        got = bps.push_pull(b if bps.rank() else a, f'{dtype.name}.{op}', op)
+        assert got.dtype == dtype
+        assert got.tobytes() == want.astype(dtype).tobytes(), (dtype, op)
+large = np.full(1000, 40000, np.float16)  # the sum of two is no float16
+assert bps.push_pull(large, 'large', bps.AVG).tolist() == [40000.0] * 1000
 print('done')
 """
 
@@ -153,7 +159,71 @@ def test_a_worker_that_is_busy_elsewhere_ends_too(tmp_path: Path) -> None:
         assert "worker 1" in made.output("worker0")
 
 
-def test_an_exception_in_one_worker_reaches_those_who_wait(tmp_path: Path) -> None:
+def test_an_exception_in_one_worker_ends_the_job_with_its_text(tmp_path: Path) -> None:
+    body = "if bps.rank() == 1: raise ValueError('too hot')\nbps.push_pull(np.ones(3), 'x')\n"
+    with running(tmp_path, body) as made:
+        assert set(made.wait(15).values()) == {1}, made.everything()
+        for name in ("worker0", "server0", "scheduler"):
+            assert "failed: ValueError: too hot" in made.output(name), made.everything()
+
+
+def test_an_aborted_job_is_no_success_for_those_who_do_not_look(tmp_path: Path) -> None:
+    body = "print('ready')\ntime.sleep(2)\n"
+    for number, end in enumerate(("", "bps.shutdown()\n")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with running(folder, body + end) as made:
+            for name in ("worker0", "worker1"):
+                made.wait_for(name, "ready")
+            made.kill("server0")
+            statuses = made.wait(10)
+            assert statuses == {"scheduler": 1, "server0": -9, "worker0": 1, "worker1": 1}, made.everything()
+
+
+def test_the_last_contribution_of_a_worker_that_leaves_counts(tmp_path: Path) -> None:
+    body = (
+        "handle = bps.push_pull_async(np.ones(300_000), 'new')\n"
+        "if bps.rank() == 0: assert bps.synchronize(handle).tolist() == [2.0] * 300_000\n"
+    )
+    for number in range(3):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with running(folder, body) as made:
+            assert set(made.wait().values()) == {0}, made.everything()
+
+
+FAILED_PUSHES = """
+handles = [
+    bps.push_pull_async(np.ones(5_000_000), f'x{index}', bps.SUM if bps.rank() else bps.AVG) for index in range(6)
+]
+for handle in handles:
+    try:
+        bps.synchronize(handle)
+        raise SystemExit('no error')
+    except bps.AgreementError:
+        pass
+"""
+
+
+def test_failed_pushes_that_are_still_being_sent_do_not_crash_the_exit(tmp_path: Path) -> None:
+    with running(tmp_path, FAILED_PUSHES, BYTEPS_SCHEDULING_CREDIT="64") as made:
+        statuses = made.wait()
+        assert set(statuses.values()) == {0}, made.everything()
+
+
+def test_unnamed_calls_do_not_fill_the_memory(tmp_path: Path) -> None:
+    body = (
+        "import psutil\nme = psutil.Process()\n"
+        "for index in range(200):\n"
+        "    bps.push_pull(np.ones(125_000))\n"
+        "    if index == 20: before = me.memory_info().rss\n"
+        "grown = me.memory_info().rss - before\nassert grown < 60e6, grown\n"
+    )
+    with running(tmp_path, body) as made:
+        assert set(made.wait(60).values()) == {0}, made.everything()
+
+
+def test_a_worker_that_exits_reaches_those_who_wait(tmp_path: Path) -> None:
     body = "if bps.rank() == 1: raise SystemExit(3)\nbps.push_pull(np.ones(3), 'x')\n"
     with running(tmp_path, body) as made:
         statuses = made.wait(15)
@@ -181,7 +251,6 @@ def test_a_second_job_cannot_join(tmp_path: Path) -> None:
 def test_settings_that_must_be_equal_are_compared(name: str, values: tuple[str, str], tmp_path: Path) -> None:
     with job(tmp_path) as made:
         made.scheduler()
-        made.server()
         for index in range(2):
             made.worker(index, SUM, **{name: values[index]})
         statuses = made.wait()
