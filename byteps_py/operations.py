@@ -7,6 +7,7 @@ raise NotInitializedError.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -47,10 +48,14 @@ class _Handles:
     def finish(self, handle: int) -> npt.NDArray[Any]:
         """Wait for the operation, give its handle back, return the result."""
         try:
-            pending, result, target = self._pending.pop(handle)
+            pending, result, target = self._pending[handle]
         except KeyError:
             raise _unknown(handle) from None
-        pending.wait()
+        try:
+            pending.wait()
+        finally:
+            if pending.done():  # after a Ctrl-C it may not be, and can be waited for again
+                self._pending.pop(handle, None)
         if target is None:
             return result
         np.copyto(target, result)
@@ -90,7 +95,8 @@ def push_pull_async(
     Args:
         array: any shape, contiguous or not, of a dtype that :class:`~byteps_py.types.DType` lists
             (``ml_dtypes.bfloat16`` included); copied before this returns.
-        name: matches the arrays of different workers; None takes an automatic name, by the order of unnamed calls.
+        name: matches the arrays of different workers; unnamed arrays of one dtype and shape are matched by the order
+            of the calls.
         op: :data:`SUM` or :data:`AVG`.
         priority: higher goes first.
         version: must be the same on all workers, such as the training step.
@@ -166,10 +172,10 @@ def _start(
     version: int = 0,
 ) -> int:
     session = current()
-    if not 0 <= root < session.size:
+    if not 0 <= operator.index(root) < session.size:
         raise ValueError(f"root_rank={root} is not a worker: ranks are 0 to {session.size - 1}")
     dtype = DType.from_numpy(array.dtype)
-    spec = TensorSpec(f"byteps.noname.{next(session.unnamed)}" if name is None else name, dtype, array.shape)
+    spec = TensorSpec(_automatic_name(op, dtype, array.shape) if name is None else name, dtype, array.shape)
     source = np.ascontiguousarray(array).reshape(array.shape).view(dtype.storage)
     target = None
     if out is not None:
@@ -188,6 +194,11 @@ def _start(
         step=version,
     )
     return _handles.add(pending, result, target)
+
+
+def _automatic_name(op: Operation, dtype: DType, shape: tuple[int, ...]) -> str:
+    """One name for all that look alike: a new name for each call would fill the tables of scheduler and servers."""
+    return f"byteps.noname.{op.name.lower()}.{dtype.label}.{'x'.join(map(str, shape)) or 'scalar'}"
 
 
 def _check_out(out: npt.NDArray[Any], array: npt.NDArray[Any]) -> None:

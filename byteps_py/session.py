@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
 import logging
+import operator
 import os
 import secrets
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
+from types import TracebackType
 from typing import Any, Final, Protocol
 
 import numpy.typing as npt
 
 from byteps_py import kernels
-from byteps_py.errors import NotInitializedError, SettingsError
+from byteps_py.errors import BytePSError, NotInitializedError, SettingsError, UnsupportedError
 from byteps_py.roles.local import LocalWorker
 from byteps_py.roles.member import worker_identity
 from byteps_py.roles.pending import Pending
@@ -72,7 +74,7 @@ class _Worker(Protocol):
 
     def barrier(self) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, failure: str = "") -> None: ...
 
 
 class Session:
@@ -82,7 +84,6 @@ class Session:
         rank, size: place among all worker processes, and their number.
         local_rank, local_size: the same on this machine.
         steps, samples: what :meth:`mark_step` counted.
-        unnamed: numbers for operations without a name.
     """
 
     def __init__(self, worker: _Worker, rank: int = 0, size: int = 1, local_rank: int = 0, local_size: int = 1) -> None:
@@ -92,7 +93,6 @@ class Session:
         self.local_size = local_size
         self.steps = 0
         self.samples = 0
-        self.unnamed = itertools.count()
         self._worker = worker
         self._lock = threading.Lock()
 
@@ -137,9 +137,13 @@ class Session:
         Raises:
             AgreementError: the name has another dtype or shape in this process.
             UnsupportedError: the name or the shape is impossible.
+            TypeError: ``root``, ``priority`` or ``step`` is no whole number.
             ValueError: there is no worker ``root``, or ``step`` is no number from 0 to 2**64 - 1.
             BytePSError: the job has ended.
         """
+        if not isinstance(spec.name, str):
+            raise UnsupportedError(f"a tensor's name must be a string, not {type(spec.name).__name__}")
+        root, priority, step = operator.index(root), operator.index(priority), operator.index(step)
         if not 0 <= root < self.size:
             raise ValueError(f"root {root} is not a worker: ranks are 0 to {self.size - 1}")
         if not 0 <= step <= _LAST_STEP:
@@ -156,9 +160,17 @@ class Session:
             self.steps += 1
             self.samples += samples or 0
 
-    def close(self) -> None:
-        """Leave the job; takes a few seconds at most. Idempotent."""
-        self._worker.close()
+    def close(self, failure: str = "") -> None:
+        """Leave the job; takes a few seconds at most.
+
+        Args:
+            failure: what this process dies of, which ends the job for all; empty to leave in order.
+
+        Raises:
+            JobAborted, TransportTimeout: the job had ended before its time, or what other workers wait for could not
+                be delivered.
+        """
+        self._worker.close(failure)
 
 
 _state_lock = threading.Lock()
@@ -192,11 +204,16 @@ def init(lazy: bool = True) -> None:
             )
         session = Session(LocalWorker()) if runs_alone() else _join(read(WorkerSettings))
         _session, _session_pid = session, os.getpid()
+        _watch_exceptions()
         atexit.register(_leave_at_exit, session, _session_pid)
 
 
 def shutdown() -> None:
-    """Leave the job; what is still on its way fails with NotInitializedError. Does nothing without a session."""
+    """Leave the job; what is still on its way fails with NotInitializedError. Does nothing without a session.
+
+    Raises:
+        JobAborted, TransportTimeout: the job had ended before its time: an aborted job must not look like a success.
+    """
     global _session
     with _state_lock:
         session, _session = _session, None
@@ -274,9 +291,36 @@ def _join(settings: WorkerSettings) -> Session:
 
 
 def _leave_at_exit(session: Session, pid: int) -> None:
-    """A child that was forked without exec inherits this handler, and must not say goodbye for its parent."""
-    if pid == os.getpid():
-        session.close()
+    """Leave as the interpreter ends: in order, or saying what this process dies of.
+
+    A child that was forked without exec inherits this handler, and must not say goodbye for its parent.
+    """
+    if pid != os.getpid():
+        return
+    try:
+        session.close(_death[0] if _death else "")
+    except BytePSError as error:
+        _log.error("%s", error)
+        _exit_now()  # the status would be 0: the script ended well, but not its job
+
+
+_death: list[str] = []
+"""The exception that ends this process, as text, once there is one."""
+
+
+def _watch_exceptions() -> None:
+    """Learn of the exception that ends the program, which no exit handler is told."""
+    previous = sys.excepthook
+    if getattr(previous, "made_by_byteps", False):
+        return
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not hasattr(sys, "ps1"):  # at an interactive prompt an exception ends nothing
+            _death[:] = ["".join(traceback.format_exception_only(kind, error)).strip()]
+        previous(kind, error, trace)
+
+    hook.made_by_byteps = True  # type: ignore[attr-defined]
+    sys.excepthook = hook
 
 
 def _end_soon(reason: BaseException) -> None:

@@ -194,7 +194,7 @@ class Membership:
         return actions + [job.welcome(member.peer) for member in self._roster]
 
     def _withdraw(self, now: float, peer: bytes, message: Bye) -> list[Action]:
-        return self._vacate(peer, f"{self._name(peer)} has left")
+        return self._vacate(peer, f"{self._name(peer)} has left{message.reason and ': ' + message.reason}")
 
     def _vacate(self, peer: bytes, what: str) -> list[Action]:
         """A process is gone before the job is complete: its place is free again."""
@@ -231,6 +231,8 @@ class Membership:
         left = Left(job.seating.worker_ranks[peer])
         if peer in job.left:
             return [Send(peer, left)]
+        if message.reason:
+            return self._abort(f"{self._name(peer)} failed: {message.reason}")
         actions: list[Action] = [Log("info", f"{self._name(peer)} has left")]
         actions += [Send(each, left) for each, _, _ in self.members()]
         job.left.add(peer)

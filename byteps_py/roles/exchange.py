@@ -6,7 +6,7 @@ Everything here belongs to the worker's thread.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -27,7 +27,8 @@ from byteps_py.wire.header import ACCEPT_ENTRY, RANK_ENTRY, Flag, Header, Opcode
 __all__ = ["Exchange"]
 
 _log = logging.getLogger("byteps_py.worker")
-_STALL_REPORT_SECONDS: Final = 60.0
+_FIRST_REPORT_SECONDS: Final = 10.0
+_REPORT_SECONDS: Final = 60.0
 _DEFAULT_CREDIT: Final = 4
 _NAMES_IN_MESSAGES: Final = 3
 
@@ -64,12 +65,12 @@ class Exchange:
         self._ranks = {name: rank for rank, name in enumerate(self._servers)}
         for name, server in zip(self._servers, welcome.servers, strict=True):
             endpoint.connect(name, server.address)
-        window = (settings.credit or _DEFAULT_CREDIT) * settings.partition_bytes
+        window = (settings.credit or max(_DEFAULT_CREDIT, len(self._servers))) * settings.partition_bytes
         self._pipeline = Pipeline(len(self._servers), window, welcome.rank % len(self._servers))
         self._delivery = Delivery()
         self._operations: dict[int, TensorOperation] = {}
         self._last_id = 0
-        self._stall_report_due = now + _STALL_REPORT_SECONDS
+        self._report_due = now
         self._complaints = Complaints(_log)
 
     @property
@@ -117,7 +118,7 @@ class Exchange:
             self._endpoint.send(self._servers[server], [encode(self._envelope.header(Opcode.PULL, key, round_))])
         self._check_stall(now)
         deadline = self._delivery.next_deadline()
-        return _STALL_REPORT_SECONDS if deadline is None else max(0.0, deadline - now)
+        return _FIRST_REPORT_SECONDS if deadline is None else max(0.0, deadline - now)
 
     def fail_tensor(self, now: float, tensor: Tensor, error: BytePSError) -> None:
         """End all operations on ``tensor``."""
@@ -238,25 +239,40 @@ class Exchange:
 
     def _check_stall(self, now: float) -> None:
         oldest = next(iter(self._operations.values()), None)
-        if oldest is None or now - oldest.submitted < _STALL_REPORT_SECONDS:
+        if oldest is None or now - oldest.submitted < _FIRST_REPORT_SECONDS:
             return
         limit = self._settings.stall_timeout
         if limit and now - oldest.submitted > limit:
             raise TransportTimeout(f"{self._stall_text(now)}; giving up (BYTEPS_STALL_TIMEOUT={limit:g})")
-        if now >= self._stall_report_due:
-            self._stall_report_due = now + _STALL_REPORT_SECONDS
+        if now >= self._report_due:
+            self._report_due = now + _REPORT_SECONDS
             _log.warning("%s", self._stall_text(now))
 
     def _stall_text(self, now: float) -> str:
-        stalled = [each for each in self._operations.values() if now - each.submitted >= _STALL_REPORT_SECONDS]
-        names = ", ".join(repr(each.tensor.spec.name) for each in stalled[:_NAMES_IN_MESSAGES])
+        stalled = {
+            identifier: each
+            for identifier, each in self._operations.items()
+            if now - each.submitted >= _FIRST_REPORT_SECONDS
+        }
+        first = next(iter(stalled.values()))
+        names = ", ".join(repr(each.tensor.spec.name) for each in list(stalled.values())[:_NAMES_IN_MESSAGES])
         more = f" and {len(stalled) - _NAMES_IN_MESSAGES} more" if len(stalled) > _NAMES_IN_MESSAGES else ""
-        ranks = sorted(set().union(*(each.waits_for for each in stalled)))
-        who = ", ".join(
-            self._welcome.participants[rank].describe() for rank in ranks if rank < len(self._welcome.participants)
-        )
-        waited = now - stalled[0].submitted
-        return f"waiting {waited:.0f} s for the result of {names}{more}: missing {who or 'an answer of the servers'}"
+        who = ", ".join(self._waited_for(stalled)) or "an answer"
+        return f"waiting {now - first.submitted:.0f} s for the result of {names}{more}: missing {who}"
+
+    def _waited_for(self, stalled: Mapping[int, TensorOperation]) -> list[str]:
+        """Workers that a server named as missing, then servers that have not even accepted what was pushed."""
+        ranks = set().union(*(each.waits_for for each in stalled.values()))
+        participants = self._welcome.participants
+        workers = [participants[rank].describe() for rank in sorted(ranks) if rank < len(participants)]
+        silent = {
+            partition.server
+            for each in self._pipeline.outstanding()
+            if each.operation_id in stalled
+            for partition in each.unaccepted
+        }
+        servers = [self._welcome.servers[rank] for rank in sorted(silent)]
+        return workers + [f"the acceptance of {each.describe()} at {each.address}" for each in servers]
 
 
 def _partition(operation: TensorOperation, key: int) -> Partition:

@@ -66,5 +66,5 @@ class LocalWorker:
     def barrier(self) -> None:
         """Everybody is here."""
 
-    def close(self) -> None:
+    def close(self, failure: str = "") -> None:
         """Nothing to leave."""

@@ -12,9 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from byteps_py.errors import JobAborted, JobRefused, RemoteProtocolError, TransportTimeout
-from byteps_py.roles.process import is_proven_gone
-from byteps_py.settings import JobSettings
+from byteps_py.roles.process import describe_this_process, is_proven_gone
+from byteps_py.settings import JobSettings, WorkerSettings
 from byteps_py.transport.base import Endpoint, tcp_address
+from byteps_py.types import Role
 from byteps_py.wire.control import (
     Abort,
     ControlMessage,
@@ -29,7 +30,14 @@ from byteps_py.wire.control import (
     encode_control,
 )
 
-__all__ = ["HEARTBEAT_INTERVAL", "SCHEDULER", "SchedulerLink", "package_version", "worker_identity"]
+__all__ = [
+    "HEARTBEAT_INTERVAL",
+    "SCHEDULER",
+    "SchedulerLink",
+    "package_version",
+    "worker_identity",
+    "worker_registration",
+]
 
 SCHEDULER: Final = b"scheduler"
 HEARTBEAT_INTERVAL: Final = 1.0
@@ -147,3 +155,21 @@ def package_version() -> str:
 def worker_identity(incarnation: int) -> bytes:
     """The identity under which a worker process connects to scheduler and servers."""
     return b"worker-%016x" % incarnation
+
+
+def worker_registration(settings: WorkerSettings, incarnation: int) -> Register:
+    """What a worker process says of itself."""
+    return Register(
+        version=package_version(),
+        job_id=settings.job_id,
+        role=Role.WORKER,
+        process=describe_this_process(),
+        incarnation=incarnation,
+        num_worker=settings.num_worker,
+        num_server=settings.num_server,
+        worker_id=settings.worker_id,
+        local_rank=settings.local_rank,
+        local_size=settings.local_size,
+        launch_id=settings.launch_id,
+        partition_bytes=settings.partition_bytes,
+    )

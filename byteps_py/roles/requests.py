@@ -1,23 +1,39 @@
 """Questions of a worker to the scheduler, repeated until they are answered.
 
 The scheduler answers everything, and a repetition is harmless; without an answer, the question or the answer was lost
-with a connection.  Everything here belongs to the worker's thread.
+with a connection, or a barrier is not complete.  Everything here belongs to the worker's thread.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from byteps_py.errors import TransportTimeout
 from byteps_py.roles.member import SchedulerLink
 from byteps_py.roles.pending import Signal
-from byteps_py.types import TensorSpec
+from byteps_py.roles.tensors import Tensor
 from byteps_py.wire.control import Barrier, Declare
 
 __all__ = ["Requests"]
 
+_log = logging.getLogger("byteps_py.worker")
 REPEAT_SECONDS: Final = 5.0
+FIRST_REPORT_SECONDS: Final = 10.0
+REPORT_SECONDS: Final = 60.0
+
+
+@dataclass
+class _Question:
+    """One question: what it is about, since when it is open, and when it is repeated and talked about next."""
+
+    message: Declare | Barrier
+    text: str
+    since: float
+    repeat_due: float
+    report_due: float
 
 
 class Requests:
@@ -25,62 +41,75 @@ class Requests:
 
     Args:
         link: the way to the scheduler.
-        barrier_limit: seconds after which a barrier counts as stalled; 0: never.
+        limit: seconds after which a question counts as stalled; 0: never.
     """
 
-    def __init__(self, link: SchedulerLink, barrier_limit: float) -> None:
+    def __init__(self, link: SchedulerLink, limit: float) -> None:
         self._link = link
-        self._barrier_limit = barrier_limit
-        self._declares: dict[int, Declare] = {}
+        self._limit = limit
         self._last_declare = 0
-        self._barriers: dict[int, tuple[Signal, float]] = {}
-        self._repeat_due = 0.0
+        self._questions: dict[tuple[str, int], _Question] = {}
+        self._tensors: dict[int, list[Tensor]] = {}
+        self._signals: dict[int, Signal] = {}
 
-    def declare(self, now: float, specs: Sequence[TensorSpec]) -> None:
-        """Ask for the placements of ``specs``."""
+    @property
+    def declaring(self) -> bool:
+        """Whether a declaration is not answered."""
+        return bool(self._tensors)
+
+    def declare(self, now: float, tensors: Sequence[Tensor]) -> None:
+        """Ask for the placements of ``tensors``."""
         self._last_declare += 1
-        message = Declare(self._last_declare, tuple(specs))
-        self._link.send(message)
-        self._declares[self._last_declare] = message
-        self._repeat_due = now + REPEAT_SECONDS
+        self._tensors[self._last_declare] = list(tensors)
+        message = Declare(self._last_declare, tuple(each.spec for each in tensors))
+        more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
+        self._ask(now, ("declare", self._last_declare), message, f"for the placement of {tensors[0].spec.name!r}{more}")
 
     def reach(self, now: float, number: int, signal: Signal) -> None:
         """Say that this worker is at barrier ``number``; ``signal`` is set when all are."""
-        self._link.send(Barrier(number))
-        self._barriers[number] = signal, now
-        self._repeat_due = now + REPEAT_SECONDS
+        self._signals[number] = signal
+        text = f"at barrier {number} (the scheduler's log names those who are not there)"
+        self._ask(now, ("barrier", number), Barrier(number), text)
 
     def declared(self, request: int) -> None:
-        """A declaration was answered."""
-        self._declares.pop(request, None)
+        """An answer to a declaration has been acted on; the question stays if it left a tensor without a word.
+
+        That happens if a Conflict, which comes before the answer, was lost with a connection.
+        """
+        tensors = self._tensors.get(request, [])
+        if all(each.placement is not None or each.error is not None for each in tensors):
+            self._tensors.pop(request, None)
+            self._questions.pop(("declare", request), None)
 
     def barrier_done(self, number: int) -> None:
         """All workers reached barrier ``number``."""
-        waiting = self._barriers.pop(number, None)
-        if waiting is not None:
-            waiting[0].complete()
+        self._questions.pop(("barrier", number), None)
+        signal = self._signals.pop(number, None)
+        if signal is not None:
+            signal.complete()
 
     def repeat(self, now: float) -> None:
-        """Ask again, if it is time.
+        """Ask again, and say what is waited for, where it is time.
 
         Raises:
-            TransportTimeout: a barrier has been open for longer than the limit.
+            TransportTimeout: a question has been open for longer than the limit.
         """
-        if now < self._repeat_due:
-            return
-        self._repeat_due = now + REPEAT_SECONDS
-        for message in self._declares.values():
-            self._link.send(message)
-        limit = self._barrier_limit
-        for number, (_, since) in self._barriers.items():
-            if limit and now - since > limit:
-                raise TransportTimeout(
-                    f"waited {now - since:.0f} s at barrier {number} (BYTEPS_STALL_TIMEOUT={limit:g}); "
-                    "the scheduler's log names the workers that did not reach it"
-                )
-            self._link.send(Barrier(number))
+        for question in self._questions.values():
+            waited = now - question.since
+            if self._limit and waited > self._limit:
+                raise TransportTimeout(f"waited {waited:.0f} s {question.text}: BYTEPS_STALL_TIMEOUT={self._limit:g}")
+            if now >= question.report_due:
+                question.report_due = now + REPORT_SECONDS
+                _log.warning("waiting %.0f s %s", waited, question.text)
+            if now >= question.repeat_due:
+                question.repeat_due = now + REPEAT_SECONDS
+                self._link.send(question.message)
 
     def fail(self, error: BaseException) -> None:
         """Nobody will answer any more."""
-        for signal, _ in self._barriers.values():
+        for signal in self._signals.values():
             signal.fail(error)
+
+    def _ask(self, now: float, key: tuple[str, int], message: Declare | Barrier, text: str) -> None:
+        self._questions[key] = _Question(message, text, now, now + REPEAT_SECONDS, now + FIRST_REPORT_SECONDS)
+        self._link.send(message)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from byteps_py.core.actions import Action, Log, Send, Stop
-from byteps_py.core.membership import Membership
+from byteps_py.core.membership import Membership, State
 from byteps_py.errors import LocalProtocolError, RemoteProtocolError, SettingsError, TransportError
 from byteps_py.roles.envelope import Complaints
 from byteps_py.roles.member import SCHEDULER
@@ -35,7 +35,7 @@ __all__ = ["Scheduler", "run"]
 _log = logging.getLogger("byteps_py.scheduler")
 _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _TICK: Final = 1.0
-_LINGER: Final = 0.5
+_LINGER: Final = 3.0
 """Seconds after the end in which the last messages are delivered, and repeated to whoever asks."""
 _SETTLE: Final = 0.1
 """Seconds of it that pass in any case: what was sent may still be on its way to the kernel."""
@@ -91,6 +91,7 @@ class Scheduler:
             lost_timeout=settings.lost_timeout,
         )
         self._complaints = Complaints(_log)
+        self._was_complete = False
         self._encoded: tuple[ControlMessage, bytes] | None = None
         self._tick_due = time.monotonic()
         self.stop: Stop | None = None
@@ -136,6 +137,7 @@ class Scheduler:
         if isinstance(control, Register) and not self._membership.knows(message.peer):
             self._look_for_losses(now)  # a process that was started anew may take the place of its predecessor
         self._perform(self._membership.receive(now, message.peer, control))
+        self._was_complete = self._was_complete or self._membership.state is State.RUNNING
 
     def _look_for_losses(self, now: float) -> None:
         for peer, process, _ in self._membership.members():
@@ -168,7 +170,10 @@ class Scheduler:
             _log.error("%s to %s: %s", type(message).__name__, peer.decode(errors="backslashreplace"), error)
 
     def _linger(self) -> None:
-        """Deliver the last messages: for a moment, and a little longer while members that were told are there."""
+        """Deliver the last messages: for a moment, and a little longer while members that were told are there.
+
+        A job that never was complete has processes that are not even known yet, and that are to learn why.
+        """
         started = now = time.monotonic()
         while now < started + _SETTLE or (now < started + _LINGER and self._somebody_is_there()):
             for message in self._endpoint.receive(_SETTLE / 2):
@@ -176,4 +181,4 @@ class Scheduler:
             now = time.monotonic()
 
     def _somebody_is_there(self) -> bool:
-        return any(is_proven_gone(process, self._here) is None for _, process, _ in self._membership.members())
+        return not self._was_complete or any(is_proven_gone(process, self._here) is None for _, process, _ in self._membership.members())

@@ -11,6 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
+from typing import Final
 
 from byteps_py import kernels
 from byteps_py.core.aggregation import Accept, Action, Aggregation, Contribution, Reject, Reply, Sum
@@ -29,6 +30,8 @@ from byteps_py.wire.header import ACCEPT_ENTRY, RANK_ENTRY, Flag, Header, Opcode
 __all__ = ["Server", "run"]
 
 _log = logging.getLogger("byteps_py.server")
+_EARLY_BYTES: Final = 64 << 20
+"""Most that is kept of what comes before the Welcome, from whomever."""
 
 
 def run(settings: ServerSettings, endpoint: Endpoint | None = None) -> int:
@@ -80,7 +83,7 @@ class Server:
             num_server=settings.num_server,
             address=tcp_address(host, port),
         )
-        team = settings.omp_num_threads or len(os.sched_getaffinity(0))
+        team = settings.omp_num_threads or max(1, len(os.sched_getaffinity(0)) // settings.engine_threads)
         self._engine = Engine(
             kernels.select(settings.kernels),
             settings.engine_threads,
@@ -90,7 +93,7 @@ class Server:
         self._link = SchedulerLink(endpoint, settings, register, _log, now)
         self._rounds: _Rounds | None = None
         self._early: list[Message] = []
-        self._accepts: dict[int, list[tuple[int, int]]] = {}
+        self._early_bytes = 0
         self._complaints = Complaints(_log)
         self._finished = False
         _log.info("listening at %s, %d engine threads of %d OpenMP threads", address, settings.engine_threads, team)
@@ -111,7 +114,7 @@ class Server:
             if message.peer == SCHEDULER:
                 self._receive_control(now, message.frames)
             elif self._rounds is None:
-                self._early.append(message)  # a worker may hear of the complete job before this server does
+                self._keep(message)
             else:
                 self._receive_data(message)
         if self._rounds is not None:
@@ -120,6 +123,18 @@ class Server:
     def close(self) -> None:
         """End the engine threads; the endpoint stays open."""
         self._engine.close()
+
+    def _keep(self, message: Message) -> None:
+        """A worker may hear of the complete job before this server does; what is dropped here is asked for again."""
+        nbytes = sum(each.nbytes for each in message.frames)
+        try:
+            open_frames(message.frames)
+        except RemoteProtocolError as error:
+            self._complaints.add(message.peer, error)
+            return
+        if self._early_bytes + nbytes <= _EARLY_BYTES:
+            self._early_bytes += nbytes
+            self._early.append(message)
 
     def _receive_control(self, now: float, frames: Sequence[memoryview]) -> None:
         try:

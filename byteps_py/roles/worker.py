@@ -21,19 +21,19 @@ from byteps_py.errors import (
     JobAborted,
     NotInitializedError,
     RemoteProtocolError,
+    TransportTimeout,
 )
 from byteps_py.kernels import Kernels
 from byteps_py.roles.envelope import Complaints
 from byteps_py.roles.exchange import Exchange
-from byteps_py.roles.member import SCHEDULER, SchedulerLink, package_version
+from byteps_py.roles.member import SCHEDULER, SchedulerLink, worker_registration
 from byteps_py.roles.pending import Pending, Signal
-from byteps_py.roles.process import describe_this_process
 from byteps_py.roles.requests import Requests
 from byteps_py.roles.tensors import Tensor, TensorOperation, check_spec
 from byteps_py.settings import WorkerSettings
 from byteps_py.telemetry.metrics import SpeedRecord
 from byteps_py.transport.base import Endpoint
-from byteps_py.types import Operation, Role, TensorSpec
+from byteps_py.types import Operation, TensorSpec
 from byteps_py.wire.control import (
     BarrierDone,
     Bye,
@@ -41,7 +41,6 @@ from byteps_py.wire.control import (
     ControlMessage,
     Declared,
     Left,
-    Register,
     Welcome,
 )
 
@@ -83,13 +82,15 @@ class Worker:
         self._ended: BaseException | None = None
         self._tensors: dict[str, Tensor] = {}
         self._conflicts: dict[str, AgreementError] = {}
-        self._undeclared: list[TensorSpec] = []
+        self._undeclared: list[Tensor] = []
         self._last_barrier = 0
         self._requests: Requests | None = None
         self._exchange: Exchange | None = None
         self._welcome: Welcome | None = None
         self._welcomed = Signal()
         self._closing: float | None = None
+        self._bye = Bye()
+        self._bye_due = 0.0
         self._left = False
         self._thread = threading.Thread(target=self._run, name="byteps-worker", daemon=True)
 
@@ -158,12 +159,22 @@ class Worker:
         self._post(lambda now: self._reach(now, number, signal))
         signal.wait()
 
-    def close(self) -> None:
-        """Leave the job in order and end the thread, within a few seconds whatever the others do. Idempotent."""
+    def close(self, failure: str = "") -> None:
+        """Leave the job and end the thread, within a few seconds whatever the others do.
+
+        Args:
+            failure: what this process dies of, which ends the job for all; empty to leave in order.
+
+        Raises:
+            JobAborted, TransportTimeout: the job had ended before, or what others wait for could not be delivered.
+        """
         with self._lock:
-            self._commands.append(self._begin_close)
+            self._commands.append(lambda now: self._begin_close(now, failure))
         self._endpoint.wake()
         self._thread.join()
+        if not failure and not isinstance(self._ended, NotInitializedError):
+            assert self._ended is not None
+            raise self._ended.with_traceback(None)
 
     # From here on, everything runs on the worker's thread, except _tensor and _post.
 
@@ -203,8 +214,8 @@ class Worker:
             self._end(error)
 
     def _work(self) -> None:
-        link = SchedulerLink(self._endpoint, self._settings, self._registration(), _log, time.monotonic())
-        self._link = link
+        register = worker_registration(self._settings, self._incarnation)
+        link = self._link = SchedulerLink(self._endpoint, self._settings, register, _log, time.monotonic())
         requests = self._requests = Requests(link, self._settings.stall_timeout)
         while not self._may_end(time.monotonic()):
             now = time.monotonic()
@@ -221,23 +232,6 @@ class Worker:
                         self._complete(now, each)
             self._run_commands(time.monotonic())
 
-    def _registration(self) -> Register:
-        settings = self._settings
-        return Register(
-            version=package_version(),
-            job_id=settings.job_id,
-            role=Role.WORKER,
-            process=describe_this_process(),
-            incarnation=self._incarnation,
-            num_worker=settings.num_worker,
-            num_server=settings.num_server,
-            worker_id=settings.worker_id,
-            local_rank=settings.local_rank,
-            local_size=settings.local_size,
-            launch_id=settings.launch_id,
-            partition_bytes=settings.partition_bytes,
-        )
-
     def _run_commands(self, now: float) -> None:
         while self._commands:
             self._commands.popleft()(now)
@@ -250,7 +244,7 @@ class Worker:
         for tensor in tensors:
             if not tensor.requested:
                 tensor.requested = True
-                self._undeclared.append(tensor.spec)
+                self._undeclared.append(tensor)
         if self._ended is not None:
             for tensor in tensors:
                 tensor.placed.fail(self._ended)
@@ -318,8 +312,6 @@ class Worker:
         self._welcomed.complete()
 
     def _declared(self, now: float, message: Declared) -> None:
-        assert self._requests is not None
-        self._requests.declared(message.request)
         for placement in message.placements:
             tensor = self._tensors.get(placement.name)
             if tensor is None or tensor.placement is not None:
@@ -329,6 +321,8 @@ class Worker:
             waiting, tensor.waiting = tensor.waiting, []
             for operation in waiting:
                 self._submit(now, operation)
+        assert self._requests is not None
+        self._requests.declared(message.request)
 
     def _conflict(self, now: float, message: Conflict) -> None:
         error = AgreementError(message.text)
@@ -340,21 +334,38 @@ class Worker:
             if self._exchange is not None:
                 self._exchange.fail_tensor(now, tensor, error)
 
-    def _begin_close(self, now: float) -> None:
+    def _begin_close(self, now: float, failure: str) -> None:
         if self._closing is None:
             self._closing = now + _CLOSE_SECONDS
+            self._bye = Bye(failure)
             self._bye_due = now
 
     def _may_end(self, now: float) -> bool:
-        """Whether it is time to go: the contributions that others wait for are out, and the scheduler knows."""
+        """Whether it is time to go: the contributions that others wait for are out, and the scheduler knows.
+
+        Raises:
+            TransportTimeout: that takes too long.
+        """
         if self._closing is None:
             return False
-        if self._left or self._exchange is None or now >= self._closing:
+        if self._left or self._exchange is None:
             return True
-        if self._exchange.unsent == 0 and now >= self._bye_due:
+        owed = self._owed()
+        if now >= self._closing and not self._bye.reason:
+            raise TransportTimeout(f"left the job after {_CLOSE_SECONDS:g} s although {owed or 'nobody said goodbye'}")
+        if now >= self._bye_due and (not owed or self._bye.reason):
             self._bye_due = now + 1.0
-            self._link.send(Bye())
-        return False
+            self._link.send(self._bye)
+        return now >= self._closing
+
+    def _owed(self) -> str:
+        """What others may still wait for; empty if nothing."""
+        assert self._exchange is not None
+        assert self._requests is not None
+        if self._requests.declaring or any(each.waiting for each in self._tensors.values()):
+            return "the scheduler has not placed all tensors"
+        unsent = self._exchange.unsent
+        return f"{unsent} partitions were not accepted by a server" if unsent else ""
 
     def _end(self, error: BaseException) -> None:
         with self._lock:

@@ -7,7 +7,12 @@ Settings that matter, and why:
 * No high-water mark: the byte window of ``core/pipeline.py`` bounds what is queued; a mark here would block or drop.
 * ``LINGER`` 0: what must arrive is acknowledged by the protocol above; the rest must not delay an exit.
 * ``MAXMSGSIZE``: libzmq allocates what a frame announces, so the announcement is bounded.
+* TCP keepalive and a bound on retransmission: a connection that died without a word is noticed and made anew.
 * The context is made by the endpoint, so after any fork of the process that uses it.
+
+Exit: pyzmq keeps what was lent to libzmq alive until its own exit handler, which it registers when the module of its
+collector is imported, by default with the first large message.  Handlers run last in, first out, so it is imported
+here, before anybody can register one that closes an endpoint: else libzmq would read freed memory.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import zmq
+import zmq.utils.garbage  # see "Exit" above
 
 from byteps_py.errors import TransportError
 from byteps_py.transport.base import Buffer, Message, tcp_address
@@ -33,6 +39,8 @@ _BATCH: Final = 64
 """Messages taken from one socket before the others get their turn."""
 _RECONNECT_MS: Final = 100
 _RECONNECT_MAX_MS: Final = 1000
+_KEEPALIVE_SECONDS: Final = 10
+_RETRANSMIT_MS: Final = 15_000
 
 
 class ZmqEndpoint:
@@ -152,6 +160,11 @@ class ZmqEndpoint:
         opened.setsockopt(zmq.RCVHWM, 0)
         opened.setsockopt(zmq.IPV6, 1)
         opened.setsockopt(zmq.MAXMSGSIZE, self._max_message_bytes)
+        opened.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        opened.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _KEEPALIVE_SECONDS)
+        opened.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _KEEPALIVE_SECONDS)
+        opened.setsockopt(zmq.TCP_KEEPALIVE_CNT, 2)
+        opened.setsockopt(zmq.TCP_MAXRT, _RETRANSMIT_MS)
         return opened
 
     def _drain(self, source: zmq.Socket[bytes], messages: list[Message]) -> None:

@@ -179,8 +179,10 @@ class HeartbeatReply(_Message, frozen=True, tag="heartbeat-reply"):
     scheduler: ProcessInfo
 
 
-class Bye(_Message, frozen=True, tag="bye"):
-    """A worker leaves in order. Repeating it is harmless."""
+class Bye(_Message, frozen=True, tag="bye", omit_defaults=True):
+    """A worker leaves: in order, or, with a ``reason``, because it dies of an error. Repeating it is harmless."""
+
+    reason: Text = ""
 
 
 class Left(_Message, frozen=True, tag="left"):
@@ -290,7 +292,7 @@ def tensor_problem(spec: TensorSpec) -> str | None:
 
 def _readable(message: ControlMessage) -> ControlMessage:
     """A text for people must not fail to arrive because it is long or quotes bytes that are no UTF-8."""
-    if isinstance(message, (Refused, Abort)):
+    if isinstance(message, (Refused, Abort, Bye)):
         return msgspec.structs.replace(message, reason=_cut(message.reason))
     if isinstance(message, (Waiting, Conflict)):
         return msgspec.structs.replace(message, text=_cut(message.text))

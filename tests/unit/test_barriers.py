@@ -54,7 +54,7 @@ def test_without_anyone_waiting_nobody_is_missing() -> None:
 @given(st.integers(1, 4), st.data())
 def test_a_barrier_completes_exactly_when_all_are_there(size: int, data: st.DataObject) -> None:
     barriers = Barriers(size)
-    there: list[set[int]] = [set() for _ in range(20)]
+    there: list[set[int]] = [set() for _ in range(31)]
     done = 0
     for rank in data.draw(st.lists(st.integers(0, size - 1), max_size=30)):
         there[done].add(rank)

@@ -326,6 +326,14 @@ class TestLeaving:
         scheduler.receive(1.0, b"w1", Bye())
         assert scheduler.receive(2.0, b"w1", Bye()) == [Send(b"w1", Left(0))]
 
+    def test_a_worker_that_dies_of_an_error_ends_the_job(self) -> None:
+        scheduler = running()
+        actions = scheduler.receive(1.0, b"w1", Bye("ValueError: x"))
+        (stop,) = stops(actions)
+        assert stop.status == 1
+        assert "worker 0" in stop.reason
+        assert "failed: ValueError: x" in stop.reason
+
     def test_the_last_one_ends_the_job(self) -> None:
         scheduler = running()
         scheduler.receive(1.0, b"w1", Bye())

@@ -97,11 +97,11 @@ class TestAlone:
         with pytest.raises(UnsupportedError, match="SUM or AVG"):
             bps.push_pull(np.ones(2), "y", bps.operations.Operation.BROADCAST)
 
-    def test_unnamed_operations_get_names_in_order(self) -> None:
-        bps.push_pull(np.ones(2))
-        bps.push_pull(np.ones(3))
-        with pytest.raises(AgreementError, match=r"'byteps\.noname\.1'"):
-            bps.push_pull(np.ones(4), "byteps.noname.1")
+    def test_unnamed_operations_are_named_by_their_looks(self) -> None:
+        bps.push_pull(np.ones((3, 4)))
+        bps.push_pull(np.ones((3, 4)))
+        with pytest.raises(AgreementError, match=r"'byteps\.noname\.sum\.float64\.3x4'"):
+            bps.push_pull(np.ones(4), "byteps.noname.sum.float64.3x4")
 
     @pytest.mark.parametrize("name", ["", "x" * 5000, "\ud800"])
     def test_impossible_names_are_refused_by_the_call(self, name: str) -> None:
@@ -112,6 +112,15 @@ class TestAlone:
     def test_impossible_versions_are_refused_by_the_call(self, version: int) -> None:
         with pytest.raises(ValueError, match="version"):
             bps.push_pull(np.ones(2), "x", version=version)
+
+    def test_arguments_of_the_wrong_kind_are_refused_by_the_call(self) -> None:
+        for wrong in ({"version": 1.5}, {"priority": "x"}):
+            with pytest.raises(TypeError):
+                bps.push_pull(np.ones(2), "x", **wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            bps.broadcast(np.ones(2), 1.0, "x")  # type: ignore[arg-type]
+        with pytest.raises(UnsupportedError, match="must be a string, not int"):
+            bps.push_pull(np.ones(2), 5)  # type: ignore[arg-type]
 
     def test_declare_fixes_the_shape(self) -> None:
         bps.declare("habit")

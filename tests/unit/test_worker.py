@@ -261,12 +261,12 @@ def test_a_barrier_that_nobody_else_reaches_ends_in_time(monkeypatch: pytest.Mon
     monkeypatch.setattr("byteps_py.roles.requests.REPEAT_SECONDS", 0.1)
     stage = Stage(stall_timeout=0.3)
     stage.join()
-    fails(stage.worker.barrier, TransportTimeout, r"at barrier 1 \(BYTEPS_STALL_TIMEOUT=0\.3\)")
+    fails(stage.worker.barrier, TransportTimeout, r"at barrier 1 .*: BYTEPS_STALL_TIMEOUT=0\.3")
     assert len(stage.aborts) == 1
 
 
 def test_a_result_that_never_comes_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("byteps_py.roles.exchange._STALL_REPORT_SECONDS", 0.1)
+    monkeypatch.setattr("byteps_py.roles.exchange._FIRST_REPORT_SECONDS", 0.1)
     stage = Stage(stall_timeout=0.3)
     stage.join()
     pending = stage.submit(1, 2, 3)
@@ -299,6 +299,58 @@ def test_closing_fails_what_is_on_its_way() -> None:
     fails(pending.wait, NotInitializedError, "shutdown")
     assert stage.aborts == []
     stage.worker.close()
+
+
+def test_closing_after_an_abort_says_so_again(stage: Stage) -> None:
+    stage.join()
+    stage.tell(Abort("worker 5 was lost"))
+    fails(stage.worker.close, JobAborted, "worker 5 was lost")
+
+
+def test_a_failing_worker_tells_what_it_dies_of(stage: Stage) -> None:
+    stage.join()
+    closing = threading.Thread(target=stage.worker.close, args=("ValueError: x",))
+    closing.start()
+    assert stage.control(Bye) == Bye("ValueError: x")
+    stage.tell(Abort("worker 0 failed"))
+    closing.join(10)
+    assert not closing.is_alive()
+
+
+def test_a_goodbye_without_an_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("byteps_py.roles.worker._CLOSE_SECONDS", 0.2)
+    stage = Stage()
+    stage.join()
+    fails(stage.worker.close, TransportTimeout, "left the job after 0.2 s although nobody said goodbye")
+
+
+def test_what_is_not_placed_yet_is_owed_before_the_goodbye() -> None:
+    stage = Stage()
+    stage.join()
+    stage.submit(1, 2, 3)
+    closing = threading.Thread(target=stage.worker.close)
+    closing.start()
+    stage.place()
+    pushed, _ = stage.data()
+    assert not [each for each in stage._messages if decode_control(each.frames[0]) == Bye()]
+    stage.answer(Opcode.ACCEPT, pushed, ACCEPT_ENTRY.pack(pushed.key, 1), detail=1)
+    stage.control(Bye)
+    stage.tell(Left(0))
+    closing.join(10)
+    assert not closing.is_alive()
+
+
+def test_a_lost_conflict_is_asked_for_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("byteps_py.roles.requests.REPEAT_SECONDS", 0.1)
+    stage.join()
+    pending = stage.submit(1, 2, 3)
+    declare = stage.control(Declare)
+    assert isinstance(declare, Declare)
+    stage.tell(Declared(declare.request, ()))
+    assert stage.control(Declare) == declare
+    stage.tell(Conflict("w", "this and that"))
+    stage.tell(Declared(declare.request, ()))
+    fails(pending.wait, AgreementError, "this and that")
 
 
 def test_a_refused_worker_raises_in_start(stage: Stage) -> None:
