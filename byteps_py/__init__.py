@@ -28,6 +28,7 @@ from byteps_py.errors import (
     TransportTimeout,
     UnsupportedError,
 )
+from byteps_py.objects import broadcast_object
 from byteps_py.operations import AVG, SUM, broadcast, declare, poll, push_pull, push_pull_async, synchronize
 from byteps_py.session import (
     barrier,
@@ -61,6 +62,7 @@ __all__ = [
     "UnsupportedError",
     "barrier",
     "broadcast",
+    "broadcast_object",
     "declare",
     "get_pushpull_speed",
     "init",

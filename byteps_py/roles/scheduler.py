@@ -181,4 +181,5 @@ class Scheduler:
             now = time.monotonic()
 
     def _somebody_is_there(self) -> bool:
-        return not self._was_complete or any(is_proven_gone(process, self._here) is None for _, process, _ in self._membership.members())
+        members = self._membership.members()
+        return not self._was_complete or any(is_proven_gone(each, self._here) is None for _, each, _ in members)
