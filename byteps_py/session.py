@@ -197,6 +197,7 @@ def init(lazy: bool = True) -> None:
     with _state_lock:
         if _session is not None and _session_pid == os.getpid():
             return
+        _watch_exceptions()
         role = read_role()
         if role in (Role.SERVER, Role.SCHEDULER):
             raise SettingsError(
@@ -204,7 +205,6 @@ def init(lazy: bool = True) -> None:
             )
         session = Session(LocalWorker()) if runs_alone() else _join(read(WorkerSettings))
         _session, _session_pid = session, os.getpid()
-        _watch_exceptions()
         atexit.register(_leave_at_exit, session, _session_pid)
 
 
@@ -309,13 +309,21 @@ _death: list[str] = []
 
 
 def _watch_exceptions() -> None:
-    """Learn of the exception that ends the program, which no exit handler is told."""
+    """Learn of the exception that ends the program, which no exit handler is told.
+
+    Wrong settings end it with status 2 and their problems alone, as they end the commands of this package.
+    """
     previous = sys.excepthook
     if getattr(previous, "made_by_byteps", False):
         return
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not hasattr(sys, "ps1"):  # at an interactive prompt an exception ends nothing
+        interactive = hasattr(sys, "ps1")  # at a prompt an exception ends nothing
+        if isinstance(error, SettingsError) and not interactive:
+            for problem in error.problems:
+                print(f"byteps_py: {problem}", file=sys.stderr)
+            _exit_now(2)
+        if not interactive:
             _death[:] = ["".join(traceback.format_exception_only(kind, error)).strip()]
         previous(kind, error, trace)
 
@@ -331,8 +339,8 @@ def _end_soon(reason: BaseException) -> None:
     watchdog.start()
 
 
-def _exit_now() -> None:
+def _exit_now(status: int = 1) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or replaced by something else
             stream.flush()
-    os._exit(1)
+    os._exit(status)

@@ -39,10 +39,9 @@ class Guard:
             # Isolated, so that nothing in the user's environment or folder gets in; a session of its own, so that
             # signals meant for the launcher's group do not reach it.
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", __file__],
+                [sys.executable, "-I", "-S", __file__, str(os.getpid())],
                 stdin=reading,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
         finally:
@@ -94,6 +93,8 @@ def _watch() -> None:
         signal.signal(number, signal.SIG_IGN)
     words = sys.stdin.buffer.read().split()
     if b"done" not in words:
+        with contextlib.suppress(OSError):
+            os.write(2, b"bpslaunch (pid %s) was killed: ending its processes\n" % sys.argv[1].encode())
         end_groups(int(word) for word in words)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import secrets
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +20,7 @@ from byteps_py.errors import SettingsError
 from byteps_py.launcher import affinity
 from byteps_py.launcher.affinity import OpenMP
 from byteps_py.launcher.arguments import Options
-from byteps_py.launcher.processes import ProcessSpec, find
+from byteps_py.launcher.processes import ProcessSpec, find, module_command
 from byteps_py.launcher.supervisor import Supervisor
 from byteps_py.settings import JobSettings, read, settings_class, variables_of
 from byteps_py.types import Role
@@ -168,7 +167,7 @@ def _job_variables(draw: Draw) -> dict[str, str]:
 def _service(role: Role, index: int, common: Mapping[str, str], openmp: OpenMP) -> ProcessSpec:
     label = "scheduler" if role is Role.SCHEDULER else f"{role} {index}"
     environment = {**common, "DMLC_ROLE": str(role), **openmp.environment()}
-    return ProcessSpec(role, label, (sys.executable, "-m", "byteps_py", str(role)), environment)
+    return ProcessSpec(role, label, module_command("byteps_py", str(role)), environment)
 
 
 def _worker(options: Options, common: Mapping[str, str], index: int, size: int, openmp: OpenMP) -> ProcessSpec:

@@ -15,14 +15,27 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
+from byteps_py import errors
 from byteps_py.launcher.guard import Guard
 from byteps_py.types import Role
 
-__all__ = ["CANNOT_RUN", "NOT_FOUND", "Child", "CommandError", "ProcessSpec", "describe_status", "exit_status", "find"]
+__all__ = [
+    "CANNOT_RUN",
+    "NOT_FOUND",
+    "Child",
+    "CommandError",
+    "ProcessSpec",
+    "describe_status",
+    "exit_status",
+    "find",
+    "module_command",
+]
 
 CANNOT_RUN = 126
 """Exit status if the command cannot be executed, as in a shell."""
@@ -150,3 +163,15 @@ def describe_status(status: int) -> str:
         return f"was killed by signal {-status} ({signal.Signals(-status).name})"
     except ValueError:
         return f"was killed by signal {-status}"
+
+
+def module_command(module: str, *arguments: str) -> tuple[str, ...]:
+    """The command that runs ``module`` of this very package.
+
+    ``python -m`` would look in the working folder first, where a user's ``queue.py``, or another copy of this
+    package, may lie.
+    """
+    code = "import runpy, sys; sys.path[:1] = []; sys.path.append(sys.argv.pop(1)); "
+    code += "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+    root = str(Path(errors.__file__).parent.parent)
+    return (sys.executable, "-c", code, root, module, *arguments)

@@ -14,7 +14,7 @@ from byteps_py.launcher import affinity
 from byteps_py.launcher.affinity import OpenMP
 from byteps_py.launcher.arguments import Options
 from byteps_py.launcher.local import plural, run_job
-from byteps_py.launcher.processes import ProcessSpec, find
+from byteps_py.launcher.processes import ProcessSpec, find, module_command
 from byteps_py.launcher.supervisor import Supervisor
 from byteps_py.settings import WorkerSettings, is_distributed, read, settings_class
 from byteps_py.types import Role
@@ -60,7 +60,7 @@ def _become(role: Role, options: Options, environ: Mapping[str, str]) -> NoRetur
         )
         environment |= openmp.environment()
     sys.stderr.flush()
-    os.execve(sys.executable, [sys.executable, "-m", "byteps_py", str(role)], environment)
+    os.execve(sys.executable, module_command("byteps_py", str(role)), environment)
 
 
 def _run_workers(options: Options, environ: Mapping[str, str]) -> int:

@@ -13,7 +13,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
@@ -21,7 +20,15 @@ from types import FrameType
 from byteps_py.launcher.ending import Action, Ending, Report, Say, Signal
 from byteps_py.launcher.guard import Guard
 from byteps_py.launcher.output import Sink, Stream
-from byteps_py.launcher.processes import CANNOT_RUN, NOT_FOUND, Child, ProcessSpec, describe_status, exit_status
+from byteps_py.launcher.processes import (
+    CANNOT_RUN,
+    NOT_FOUND,
+    Child,
+    ProcessSpec,
+    describe_status,
+    exit_status,
+    module_command,
+)
 from byteps_py.types import Role
 
 __all__ = ["Supervisor"]
@@ -182,7 +189,7 @@ class Supervisor:
         child = self._children[action.process]
         if child.spec.role is Role.SCHEDULER:
             return
-        command = [sys.executable, "-m", "byteps_py.roles.report", str(child.pid), str(action.status)]
+        command = module_command("byteps_py.roles.report", str(child.pid), str(action.status))
         with contextlib.suppress(OSError):
             self._reporter = subprocess.Popen(command, env=child.spec.environment, stdin=subprocess.DEVNULL)
             self._report_deadline = time.monotonic() + REPORT_SECONDS

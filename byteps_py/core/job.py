@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from byteps_py.core.actions import Action, Log, Send
 from byteps_py.core.barriers import Arrival, Barriers
+from byteps_py.core.departures import Departures
 from byteps_py.core.liveness import Reminder
 from byteps_py.core.roster import Seating
 from byteps_py.core.tensor_table import TensorTable
-from byteps_py.wire.control import BarrierDone, ControlMessage, Declare, Declared, Welcome
+from byteps_py.wire.control import BarrierDone, ControlMessage, Declare, Declared, Left, Welcome
 
 __all__ = ["EPOCH", "Job"]
 
@@ -29,6 +30,7 @@ class Job:
         self.names = {peer: seating.servers[rank].describe() for peer, rank in seating.server_ranks.items()}
         self.names |= {peer: seating.participants[rank].describe() for peer, rank in seating.worker_ranks.items()}
         self.left: set[bytes] = set()
+        self._departures = Departures()
         self._nonce = nonce
         self._workers = list(seating.worker_ranks)
         self._tensors = TensorTable(len(seating.servers), partition_bytes)
@@ -79,13 +81,41 @@ class Job:
     def impossible_barrier(self) -> str | None:
         """Why the open barrier can never complete, naming who has left and who waits."""
         gone = [rank for rank in self._barriers.missing() if self._workers[rank] in self.left]
-        if not gone:
+        if not gone or self._departures.pending:
             return None
         waiting = self._name(self._barriers.arrived()[0])
         return (
             f"barrier {self._barriers.number} cannot complete: {self._name(gone[0])} has left the job and {waiting} "
             "waits for it; every worker must call barrier() equally often"
         )
+
+    def leave(self, now: float, peer: bytes, reason: str) -> list[Action]:
+        """A worker says goodbye, maybe once more; the others are told by :meth:`tell_departures`."""
+        actions: list[Action] = [Send(peer, Left(self.seating.worker_ranks[peer]))]
+        if peer not in self.left:
+            self.left.add(peer)
+            self._departures.add(now, peer, reason)
+            actions.append(Log("info", f"{self.names[peer]} has left"))
+        return actions
+
+    def tell_departures(self, now: float) -> tuple[list[Action], str | None]:
+        """Tell everybody of those who have left; or why the job has failed, if one of them died of an error."""
+        actions: list[Action] = []
+        for peer in self._departures.due(now):
+            if self._departures.reason(peer):
+                return actions, self.failure_of(peer, "")
+            left = Left(self.seating.worker_ranks[peer])
+            actions += self._to_workers(left) + [Send(each, left) for each in self.seating.server_ranks]
+        return actions, None
+
+    def failure(self) -> str | None:
+        """What the first worker that left because of an error died of."""
+        peer = self._departures.failed()
+        return None if peer is None else self.failure_of(peer, "")
+
+    def failure_of(self, peer: bytes, how: str) -> str:
+        """The error that ``peer`` said goodbye with; ``how`` its process ended, if it named none."""
+        return f"{self.names[peer]} failed: {self._departures.reason(peer) or how}"
 
     def remind(self, now: float) -> list[Action]:
         """Speak of a barrier that has been waited for."""

@@ -131,7 +131,7 @@ class Membership:
             failure = self._gathering.failure(now)
             actions += self._gathering.remind(now) if failure is None else self._abort(failure)
         elif self.state is State.RUNNING:
-            actions += self._running.remind(now)
+            actions += self._running.remind(now) + self._tell_departures(now)
         return actions
 
     def proven_lost(self, now: float, peer: bytes, how: str) -> list[Action]:
@@ -228,18 +228,18 @@ class Membership:
 
     def _leave(self, now: float, peer: bytes, message: Bye) -> list[Action]:
         job = self._running
-        left = Left(job.seating.worker_ranks[peer])
-        if peer in job.left:
-            return [Send(peer, left)]
-        if message.reason:
-            return self._abort(f"{self._name(peer)} failed: {message.reason}")
-        actions: list[Action] = [Log("info", f"{self._name(peer)} has left")]
-        actions += [Send(each, left) for each, _, _ in self.members()]
-        job.left.add(peer)
+        actions = job.leave(now, peer, message.reason)
         self._liveness.forget(peer)
-        if job.is_done:
-            return actions + self._finish(Finished(), Stop(0, "every worker has said goodbye"))
-        return actions + self._check_barrier()
+        if not job.is_done:
+            return actions
+        failure = job.failure()
+        if failure is not None:
+            return actions + self._abort(failure)
+        return actions + self._finish(Finished(), Stop(0, "every worker has said goodbye"))
+
+    def _tell_departures(self, now: float) -> list[Action]:
+        actions, failure = self._running.tell_departures(now)
+        return actions + (self._check_barrier() if failure is None else self._abort(failure))
 
     def _check_barrier(self) -> list[Action]:
         """A barrier that lacks a worker which has left can never complete."""
@@ -268,7 +268,8 @@ class Membership:
         if member is None:
             return self._outsider_ended(message)
         if self._has_left(member.peer):
-            return [Log("warning" if message.status else "debug", f"{self._name(member.peer)} has left, and {how}")]
+            # A process that says goodbye and then ends badly has failed.
+            return self._abort(self._running.failure_of(member.peer, how)) if message.status else []
         without = "" if message.status else " without saying goodbye (is shutdown() called?)"
         return self._abort(f"{self._name(member.peer)} is lost: {how}{without}")
 

@@ -98,9 +98,9 @@ class Launch:
         with contextlib.suppress(psutil.Error):
             for child in sorted(psutil.Process(self.process.pid).children(), key=lambda each: each.pid):
                 words = child.cmdline()
-                if words[1:3] == ["-m", "byteps_py"]:
-                    found[words[3]] = child
-                elif words[-1].endswith("guard.py"):
+                if words[-2:-1] == ["byteps_py"]:
+                    found[words[-1]] = child
+                elif words[-2].endswith("guard.py"):
                     found["guard"] = child
                 else:
                     found[f"worker {sum(name.startswith('worker') for name in found)}"] = child
@@ -118,7 +118,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launch]]:
         stdout: int | None = None,
     ) -> Launch:
         folder = tmp_path / str(len(started))
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         started.append(Launch(folder, words, env or {}, stdin, stdout))
         return started[-1]
 
@@ -340,7 +340,8 @@ def test_a_signal_ends_the_job(launch: Callable[..., Launch], number: signal.Sig
     assert still_there(processes) == []
     assert f"bpslaunch: {number.name}: ending the job" in launched.err
     if number == signal.SIGINT:
-        assert launched.err.count("KeyboardInterrupt") == 2
+        tracebacks = [each for each in launched.err.splitlines() if each.endswith("] KeyboardInterrupt")]
+        assert len(tracebacks) == 2
 
 
 def test_a_worker_may_end_in_its_own_way_after_a_signal(launch: Callable[..., Launch]) -> None:
@@ -499,3 +500,37 @@ def test_the_scheduler_learns_of_a_worker_that_failed_before_it_joined(
     pid = re.search(r"worker 1 \(pid (\d+)\) exited with status 5", bad.err)[1]  # type: ignore[index]
     for each in (good, *services):
         assert re.search(rf"process {pid} on \S+ ended with status 5 before it joined the job", each.err), each.err
+
+
+@pytest.mark.parametrize(("end", "status"), [("raise SystemExit(3)", 3), ("raise ValueError('too hot')", 1)])
+def test_the_status_and_the_name_are_those_of_the_worker_that_failed(
+    end: str, status: int, launch: Callable[..., Launch]
+) -> None:
+    """Whoever waits for it fails too, but later."""
+    body = (
+        "import numpy as np, byteps_py as bps\nbps.init()\nfor step in range(40):\n"
+        f"    if step == 20 and bps.rank() == 1: {end}\n    bps.push_pull(np.ones(3), 'x')\n"
+    )
+    for _ in range(3):
+        job = launch("-n", "3", "-s", "1", "--", PYTHON, "-c", body)
+        assert job.wait() == status, job.err
+        first = next(line for line in job.err.splitlines() if line.startswith("bpslaunch: ") and "exited" in line)
+        assert "worker 1 (pid " in first, job.err
+        assert f"exited with status {status}" in first, job.err
+
+
+def test_services_do_not_import_from_the_working_folder(tmp_path: Path, launch: Callable[..., Launch]) -> None:
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "queue.py").write_text("raise RuntimeError('imported from the working folder')")
+    body = "import sys; sys.path[:1] = []; import byteps_py as bps; bps.init(); print(bps.push_pull([1.0], 'x'))"
+    job = launch("-n", "2", "-s", "1", "--", PYTHON, "-P" if sys.version_info >= (3, 11) else "-u", "-c", body)
+    assert job.wait() == 0, job.err
+    assert "working folder" not in job.err
+
+
+def test_a_killed_launcher_is_named(launch: Callable[..., Launch]) -> None:
+    job = launch("-n", "2", "-s", "1", "--", *FOR_EVER)
+    until(lambda: job.out.count("first") == 2)
+    job.signal(signal.SIGKILL)
+    job.wait()
+    until(lambda: f"bpslaunch (pid {job.process.pid}) was killed" in job.err)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from byteps_py.errors import SettingsError
 from byteps_py.launcher.arguments import Options
 from byteps_py.launcher.local import Draw, Machine, Plan, plan_job
+from byteps_py.launcher.processes import module_command
 from byteps_py.settings import ServerSettings, WorkerSettings, read
 from byteps_py.types import Role
 
@@ -37,7 +36,7 @@ def test_two_workers_and_two_servers() -> None:
     made = plan(2, 2)
     assert [spec.label for spec in made.specs] == ["scheduler", "server 0", "server 1", "worker 0", "worker 1"]
     for spec in made.specs:
-        service = (sys.executable, "-m", "byteps_py", str(spec.role))
+        service = module_command("byteps_py", str(spec.role))
         assert spec.argv == (COMMAND if spec.role is Role.WORKER else service)
         assert spec.environment["DMLC_ROLE"] == str(spec.role)
         assert not spec.read_stdin
