@@ -78,7 +78,7 @@ def declare(name: str, shape: Sequence[int] | None = None, dtype: npt.DTypeLike 
     """
     session = current()
     if shape is not None:
-        session.declare([TensorSpec(name, DType.from_numpy(dtype), tuple(shape))])
+        session.declare([TensorSpec(name, DType.from_numpy(dtype), tuple(operator.index(each) for each in shape))])
 
 
 def push_pull_async(
@@ -109,7 +109,7 @@ def push_pull_async(
         UnsupportedError: the dtype cannot be summed, or ``out`` does not fit.
         AgreementError: the name had another dtype or shape before.
     """
-    if op not in (SUM, AVG):
+    if not isinstance(op, Operation) or op is Operation.BROADCAST:
         raise UnsupportedError(f"push_pull computes SUM or AVG, not {op!r}; use broadcast() for a broadcast")
     return _start(np.asarray(array), name, op, out, priority=priority, version=version)
 

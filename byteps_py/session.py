@@ -143,6 +143,7 @@ class Session:
         """
         if not isinstance(spec.name, str):
             raise UnsupportedError(f"a tensor's name must be a string, not {type(spec.name).__name__}")
+        operation = Operation(operation)
         root, priority, step = operator.index(root), operator.index(priority), operator.index(step)
         if not 0 <= root < self.size:
             raise ValueError(f"root {root} is not a worker: ranks are 0 to {self.size - 1}")
@@ -284,7 +285,12 @@ def _join(settings: WorkerSettings) -> Session:
     incarnation = secrets.randbits(64)
     endpoint = ZmqEndpoint(worker_identity(incarnation), MAX_PARTITION_BYTES)
     worker = Worker(settings, endpoint, incarnation, chosen, _end_soon)
-    welcome = worker.start()
+    try:
+        welcome = worker.start()
+    except BaseException:  # also a Ctrl-C: the place in the job becomes free, and init() may be called again
+        with contextlib.suppress(BytePSError):
+            worker.close()
+        raise
     me = welcome.participants[welcome.rank]
     logs.configure(settings.log_level, f"worker {welcome.rank}")
     return Session(worker, welcome.rank, len(welcome.participants), me.local_rank, me.local_size)

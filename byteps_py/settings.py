@@ -151,7 +151,11 @@ class JobSettings:
         "BYTEPS_JOB_ID", _text("a word"), "processes of another job id are refused by the scheduler", "0"
     )
     start_timeout: float = _variable(
-        "BYTEPS_START_TIMEOUT", _seconds(1, 1e6), "seconds until the job must be complete", 120.0, "120"
+        "BYTEPS_START_TIMEOUT",
+        _seconds(1, 1e6),
+        "seconds, from the first process that registers, until the job must be complete",
+        120.0,
+        "120",
     )
     lost_timeout: float = _variable(
         "BYTEPS_LOST_TIMEOUT",

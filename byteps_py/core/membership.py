@@ -392,4 +392,4 @@ def _ending(status: int) -> str:
 
 
 def _shown(peer: bytes) -> str:
-    return peer.decode(errors="backslashreplace")
+    return repr(peer)[2:-1]

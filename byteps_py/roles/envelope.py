@@ -70,4 +70,4 @@ class Complaints:
         """Report ``problem`` unless ``peer`` was reported before."""
         if peer not in self._peers and len(self._peers) < _MOST_PEERS:
             self._peers.add(peer)
-            self._log.warning("ignored from %s: %s", peer.decode(errors="backslashreplace"), problem)
+            self._log.warning("ignored from %s: %s", repr(peer)[2:-1], problem)

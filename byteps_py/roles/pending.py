@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from byteps_py.errors import NotInitializedError
 from byteps_py.types import TensorSpec
 
 __all__ = ["Pending", "Signal"]
@@ -16,10 +18,11 @@ __all__ = ["Pending", "Signal"]
 class Signal:
     """Something that happens once, or fails. Any thread may wait; the worker's thread sets it."""
 
-    __slots__ = ("_error", "_event")
+    __slots__ = ("_error", "_event", "_pid")
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self._pid = os.getpid()
         self._error: BaseException | None = None
 
     def done(self) -> bool:
@@ -34,7 +37,10 @@ class Signal:
 
         Raises:
             BytePSError: why it cannot happen any more.
+            NotInitializedError: this is a forked child of the process that started it, where it cannot happen.
         """
+        if os.getpid() != self._pid and not self._event.is_set():
+            raise NotInitializedError("this process was forked from a worker, which alone can wait for this")
         self._event.wait()
         if self._error is not None:
             raise self._error.with_traceback(None)

@@ -167,7 +167,7 @@ class Scheduler:
             if not self._endpoint.send(peer, [self._encoded[1]]):
                 _log.debug("%s is not connected and misses a %s", peer, type(message).__name__)
         except (LocalProtocolError, TransportError) as error:
-            _log.error("%s to %s: %s", type(message).__name__, peer.decode(errors="backslashreplace"), error)
+            _log.error("%s to %s: %s", type(message).__name__, repr(peer)[2:-1], error)
 
     def _linger(self) -> None:
         """Deliver the last messages: for a moment, and a little longer while members that were told are there.

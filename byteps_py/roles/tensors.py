@@ -26,6 +26,8 @@ def check_spec(spec: TensorSpec) -> None:
     Raises:
         UnsupportedError: the name or the shape is impossible.
     """
+    if not isinstance(spec.name, str) or any(type(each) is not int for each in spec.shape):
+        raise UnsupportedError(f"a tensor has a string as its name and whole numbers as its shape, not {spec}")
     problem = tensor_problem(spec)
     if problem is not None:
         raise UnsupportedError(problem)

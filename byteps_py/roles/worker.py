@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy.typing as npt
 
@@ -21,11 +21,11 @@ from byteps_py.errors import (
     JobAborted,
     NotInitializedError,
     RemoteProtocolError,
-    TransportTimeout,
 )
 from byteps_py.kernels import Kernels
 from byteps_py.roles.envelope import Complaints
 from byteps_py.roles.exchange import Exchange
+from byteps_py.roles.goodbye import Goodbye
 from byteps_py.roles.member import SCHEDULER, SchedulerLink, worker_registration
 from byteps_py.roles.pending import Pending, Signal
 from byteps_py.roles.requests import Requests
@@ -36,7 +36,6 @@ from byteps_py.transport.base import Endpoint
 from byteps_py.types import Operation, TensorSpec
 from byteps_py.wire.control import (
     BarrierDone,
-    Bye,
     Conflict,
     ControlMessage,
     Declared,
@@ -47,8 +46,6 @@ from byteps_py.wire.control import (
 __all__ = ["Worker"]
 
 _log = logging.getLogger("byteps_py.worker")
-_CLOSE_SECONDS: Final = 4.0
-"""How long :meth:`Worker.close` waits for the contributions that are on their way and for the scheduler."""
 
 
 class Worker:
@@ -83,15 +80,14 @@ class Worker:
         self._tensors: dict[str, Tensor] = {}
         self._conflicts: dict[str, AgreementError] = {}
         self._undeclared: list[Tensor] = []
+        self._barrier_lock = threading.Lock()
+        self._barrier: Signal | None = None
         self._last_barrier = 0
         self._requests: Requests | None = None
         self._exchange: Exchange | None = None
         self._welcome: Welcome | None = None
         self._welcomed = Signal()
-        self._closing: float | None = None
-        self._bye = Bye()
-        self._bye_due = 0.0
-        self._left = False
+        self._goodbye: Goodbye | None = None
         self._thread = threading.Thread(target=self._run, name="byteps-worker", daemon=True)
 
     def start(self) -> Welcome:
@@ -152,12 +148,14 @@ class Worker:
             JobAborted: a worker left without reaching the barrier, or the job ended otherwise.
             TransportTimeout: not all came within ``BYTEPS_STALL_TIMEOUT``.
         """
-        signal = Signal()
-        with self._lock:
+        with self._barrier_lock:
+            if self._barrier is not None:
+                self._barrier.wait()  # a call before this one was interrupted; barriers come one after the other
+            signal = self._barrier = Signal()
             self._last_barrier += 1
             number = self._last_barrier
-        self._post(lambda now: self._reach(now, number, signal))
-        signal.wait()
+            self._post(lambda now: self._reach(now, number, signal))
+            signal.wait()
 
     def close(self, failure: str = "") -> None:
         """Leave the job and end the thread, within a few seconds whatever the others do.
@@ -293,7 +291,8 @@ class Worker:
             self._requests.barrier_done(message.number)
         elif isinstance(message, Left):
             assert self._welcome is not None
-            self._left = self._left or message.rank == self._welcome.rank
+            if self._goodbye is not None and message.rank == self._welcome.rank:
+                self._goodbye.confirmed = True
         else:
             self._complaints.add(SCHEDULER, f"an unexpected {type(message).__name__}")
 
@@ -335,33 +334,17 @@ class Worker:
                 self._exchange.fail_tensor(now, tensor, error)
 
     def _begin_close(self, now: float, failure: str) -> None:
-        if self._closing is None:
-            self._closing = now + _CLOSE_SECONDS
-            self._bye = Bye(failure)
-            self._bye_due = now
+        if self._goodbye is None and self._ended is None:
+            self._goodbye = Goodbye(self._link, now, failure, joined=self._exchange is not None)
 
     def _may_end(self, now: float) -> bool:
-        """Whether it is time to go: the contributions that others wait for are out, and the scheduler knows.
-
-        Raises:
-            TransportTimeout: that takes too long.
-        """
-        if self._closing is None:
-            return False
-        if self._left or self._exchange is None:
-            return True
-        owed = self._owed()
-        if now >= self._closing and not self._bye.reason:
-            raise TransportTimeout(f"left the job after {_CLOSE_SECONDS:g} s although {owed or 'nobody said goodbye'}")
-        if now >= self._bye_due and (not owed or self._bye.reason):
-            self._bye_due = now + 1.0
-            self._link.send(self._bye)
-        return now >= self._closing
+        """Whether it is time to go."""
+        return self._goodbye is not None and self._goodbye.may_end(now, self._owed())
 
     def _owed(self) -> str:
         """What others may still wait for; empty if nothing."""
-        assert self._exchange is not None
-        assert self._requests is not None
+        if self._exchange is None or self._requests is None:
+            return ""
         if self._requests.declaring or any(each.waiting for each in self._tensors.values()):
             return "the scheduler has not placed all tensors"
         unsent = self._exchange.unsent
@@ -382,7 +365,7 @@ class Worker:
             self._requests.fail(error)
         self._drain()
         self._endpoint.close()
-        if self._closing is None and self._welcome is not None:
+        if self._goodbye is None and self._welcome is not None:
             self._on_abort(error)
 
     def _drain(self) -> None:

@@ -2,6 +2,7 @@
 
 An :class:`Endpoint` is one process's (or, in tests, one role's) place in the network.  It knows peers by a byte
 string: the name that this side gave when it connected, or the identity that a peer which connected to us presented.
+Messages of a peer that presents the name of one whom this side connected to are dropped.
 
 Ownership: all methods belong to one thread, except :meth:`Endpoint.wake`, which any thread may call.
 Buffers given to :meth:`Endpoint.send` must not change until the receiver has told, by the protocol above, that it

@@ -93,6 +93,8 @@ class LoopbackEndpoint:
             if listener is None or listener._closed:
                 continue
             queue, self._unsent[peer] = self._unsent[peer], []
+            if self._identity in listener._targets:
+                continue  # nobody may pose as one whom the listener connected to
             listener._accepted[self._identity] = (self, peer)
             for views in queue:
                 self._network.deliver(listener, Message(self._identity, views))

@@ -75,8 +75,8 @@ class ZmqEndpoint:
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         try:
             bound = _bind(router, host, port)
-        except TransportError:
-            router.close(0)
+        except BaseException:
+            router.close(0)  # an open socket would keep close() from ever returning
             raise
         self._router = router
         self._poller.register(router, zmq.POLLIN)
@@ -182,7 +182,8 @@ class ZmqEndpoint:
                         frames.append(memoryview(source.recv(zmq.NOBLOCK)))
             except zmq.Again:
                 return
-            messages.append(Message(sender, frames))
+            if peer is not None or sender not in self._dealers:  # nobody may pose as one whom we connected to
+                messages.append(Message(sender, frames))
 
 
 def _split(address: str) -> tuple[str, int]:
@@ -198,7 +199,7 @@ def _resolve(host: str, port: int) -> list[str]:
     """Numeric addresses of ``host``."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: a label that is empty or too long
         raise TransportError(
             f"the host name {host!r} cannot be resolved ({error}): check the spelling, or use an address"
         ) from error

@@ -59,6 +59,19 @@ def test_a_message_and_its_answer_arrive_whole(make: Make) -> None:
     assert contents(answer) == [b"answer"]
 
 
+def test_nobody_can_pose_as_a_peer_that_was_connected_to(make: Make) -> None:
+    scheduler, server, forger = make(b"s"), make(b"server"), make(b"scheduler")
+    server.connect(b"scheduler", scheduler.listen(ANY))
+    address = server.listen("tcp://127.0.0.1:0")
+    honest = make(b"honest")
+    for client in (forger, honest):
+        client.connect(b"server", address)
+        client.send(b"server", [b"hello"])
+    (message,) = receive(server, 1)
+    assert message.peer == b"honest"
+    assert server.receive(0.2) == []
+
+
 def test_order_is_kept_per_peer(make: Make) -> None:
     server = make(b"server")
     address = server.listen(ANY)
@@ -160,10 +173,13 @@ class TestZmqAddresses:
             endpoint.connect(b"y", "ipc:///somewhere")
         endpoint.close()
 
-    def test_an_unknown_name_is_named(self) -> None:
+    @pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b", "a" * 80])
+    def test_an_unknown_name_is_named(self, host: str) -> None:
         endpoint = ZmqEndpoint(b"x")
-        with pytest.raises(TransportError, match=r"no-such-host\.invalid"):
-            endpoint.connect(b"y", "tcp://no-such-host.invalid:1")
+        with pytest.raises(TransportError, match=host):
+            endpoint.connect(b"y", f"tcp://{host}:1")
+        with pytest.raises(TransportError, match=host):
+            endpoint.listen(f"tcp://{host}:1")
         endpoint.close()
 
     def test_a_foreign_address_falls_back_to_all(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ml_dtypes
@@ -150,6 +152,17 @@ def test_barriers_hold_until_all_are_there() -> None:
     with cluster(3, 1) as job:
         job.each(run)
     assert order == [f"{when} {number}" for number in range(3) for when in ("before", "after") for _ in range(3)]
+
+
+def test_barriers_of_several_threads_come_one_after_the_other() -> None:
+    def run(session: Session) -> None:
+        with ThreadPoolExecutor(5) as pool:
+            list(pool.map(lambda _: session.barrier(), range(20)))
+
+    started = time.monotonic()
+    with cluster(2, 1) as job:
+        job.each(run)
+    assert time.monotonic() - started < 5  # the repetition of a lost question would take that long
 
 
 @pytest.mark.parametrize(

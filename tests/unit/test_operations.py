@@ -12,7 +12,7 @@ import pytest
 import byteps_py as bps
 from byteps_py.errors import AgreementError, NotInitializedError, SettingsError, UnsupportedError
 from byteps_py.session import current
-from byteps_py.types import DType
+from byteps_py.types import DType, TensorSpec
 
 
 @pytest.fixture
@@ -121,6 +121,16 @@ class TestAlone:
             bps.broadcast(np.ones(2), 1.0, "x")  # type: ignore[arg-type]
         with pytest.raises(UnsupportedError, match="must be a string, not int"):
             bps.push_pull(np.ones(2), 5)  # type: ignore[arg-type]
+
+    def test_declare_takes_whole_numbers_of_any_kind(self) -> None:
+        bps.declare("n", [np.int64(3)])
+        assert bps.push_pull(np.ones(3, np.float32), "n").tolist() == [1, 1, 1]
+        with pytest.raises(TypeError):
+            bps.declare("f", (1.5,))  # type: ignore[arg-type]
+        with pytest.raises(UnsupportedError, match="whole numbers"):
+            current().declare([TensorSpec("g", DType.FLOAT32, (1.5,))])  # type: ignore[arg-type]
+        with pytest.raises(UnsupportedError, match="SUM or AVG"):
+            bps.push_pull(np.ones(3), "o", 1.0)  # type: ignore[arg-type]
 
     def test_declare_fixes_the_shape(self) -> None:
         bps.declare("habit")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import numpy as np
 import pytest
 
-from byteps_py.errors import JobAborted
+from byteps_py.errors import JobAborted, NotInitializedError
 from byteps_py.roles.pending import Pending, Signal
 from byteps_py.types import DType, TensorSpec
 
@@ -24,6 +25,18 @@ def test_a_signal_wakes_every_waiter() -> None:
     for each in threads:
         each.join(10)
         assert not each.is_alive()
+
+
+def test_a_forked_child_does_not_wait_for_its_parents_operation() -> None:
+    signal = Signal()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.wait()
+        except NotInitializedError:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_the_first_outcome_counts() -> None:

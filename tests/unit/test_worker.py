@@ -318,10 +318,10 @@ def test_a_failing_worker_tells_what_it_dies_of(stage: Stage) -> None:
 
 
 def test_a_goodbye_without_an_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("byteps_py.roles.worker._CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr("byteps_py.roles.goodbye.LEAVE_SECONDS", 0.2)
     stage = Stage()
     stage.join()
-    fails(stage.worker.close, TransportTimeout, "left the job after 0.2 s although nobody said goodbye")
+    fails(stage.worker.close, TransportTimeout, "left the job after 0.2 s although nobody answered")
 
 
 def test_what_is_not_placed_yet_is_owed_before_the_goodbye() -> None:
@@ -351,6 +351,20 @@ def test_a_lost_conflict_is_asked_for_again(stage: Stage, monkeypatch: pytest.Mo
     stage.tell(Conflict("w", "this and that"))
     stage.tell(Declared(declare.request, ()))
     fails(pending.wait, AgreementError, "this and that")
+
+
+def test_a_worker_that_gives_up_waiting_for_the_job_returns_its_place() -> None:
+    stage = Stage()
+    starting = threading.Thread(target=lambda: fails(stage.worker.start, JobRefused, "has left"))
+    starting.start()
+    stage.control(Register)
+    closing = threading.Thread(target=lambda: fails(stage.worker.close, JobRefused, "has left"))
+    closing.start()
+    assert stage.control(Bye) == Bye("init() was given up")
+    stage.tell(Refused("worker 0 has left"))
+    for each in (starting, closing):
+        each.join(10)
+        assert not each.is_alive()
 
 
 def test_a_refused_worker_raises_in_start(stage: Stage) -> None:

@@ -1,0 +1,60 @@
+"""How a worker leaves its job: what others wait for first, then a goodbye that the scheduler confirms."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from byteps_py.errors import TransportTimeout
+from byteps_py.roles.member import SchedulerLink
+from byteps_py.wire.control import Bye
+
+__all__ = ["Goodbye"]
+
+LEAVE_SECONDS: Final = 4.0
+"""How long to wait for the contributions that are on their way, and for the scheduler."""
+WITHDRAW_SECONDS: Final = 1.0
+"""The same before the job is complete, when nobody waits for anything of this process."""
+_REPEAT_SECONDS: Final = 1.0
+
+
+class Goodbye:
+    """One attempt to leave. Belongs to the worker's thread.
+
+    Args:
+        link: the way to the scheduler.
+        now: monotonic seconds, as in :meth:`may_end`.
+        failure: the error that this process dies of; empty to leave in order.
+        joined: whether the job was complete. If not, the scheduler answers with a refusal, which ends the link.
+    """
+
+    def __init__(self, link: SchedulerLink, now: float, failure: str, *, joined: bool) -> None:
+        self._link = link
+        self._joined = joined
+        self._message = Bye(failure if joined else "init() was given up")
+        self._seconds = LEAVE_SECONDS if joined else WITHDRAW_SECONDS
+        self._deadline = now + self._seconds
+        self._repeat_due = now
+        self.confirmed = False
+        """Whether the scheduler has answered."""
+
+    def may_end(self, now: float, owed: str) -> bool:
+        """Say goodbye when it is time, and tell whether the thread may end.
+
+        Args:
+            now: monotonic seconds.
+            owed: what others may still wait for; empty if nothing. A process that dies of an error owes nothing.
+
+        Raises:
+            TransportTimeout: an orderly goodbye takes too long.
+        """
+        if self.confirmed:
+            return True
+        in_order = self._joined and not self._message.reason
+        if now >= self._deadline:
+            if in_order:
+                raise TransportTimeout(f"left the job after {self._seconds:g} s although {owed or 'nobody answered'}")
+            return True
+        if now >= self._repeat_due and not (in_order and owed):
+            self._repeat_due = now + _REPEAT_SECONDS
+            self._link.send(self._message)
+        return False
