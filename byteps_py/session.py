@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol
 import numpy.typing as npt
 
 from byteps_py import kernels
-from byteps_py.errors import BytePSError, NotInitializedError, SettingsError, UnsupportedError
+from byteps_py.errors import BytePSError, NotInitializedError, SettingsError
 from byteps_py.roles.local import LocalWorker
 from byteps_py.roles.member import worker_identity
 from byteps_py.roles.pending import Pending
@@ -141,8 +141,6 @@ class Session:
             ValueError: there is no worker ``root``, or ``step`` is no number from 0 to 2**64 - 1.
             BytePSError: the job has ended.
         """
-        if not isinstance(spec.name, str):
-            raise UnsupportedError(f"a tensor's name must be a string, not {type(spec.name).__name__}")
         operation = Operation(operation)
         root, priority, step = operator.index(root), operator.index(priority), operator.index(step)
         if not 0 <= root < self.size:

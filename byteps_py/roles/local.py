@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from byteps_py.errors import AgreementError
 from byteps_py.roles.pending import Pending
-from byteps_py.roles.tensors import check_spec
+from byteps_py.roles.tensors import check_spec, check_unchanged
 from byteps_py.telemetry.metrics import SpeedRecord
 from byteps_py.types import Operation, TensorSpec
 
@@ -33,12 +32,7 @@ class LocalWorker:
         for each in specs:
             if each.name not in self._specs:
                 check_spec(each)
-            known = self._specs.setdefault(each.name, each)
-            if known != each:
-                raise AgreementError(
-                    f"tensor {each.name!r} is {known.describe()} in this process and cannot become "
-                    f"{each.describe()}: give it another name"
-                )
+            check_unchanged(self._specs.setdefault(each.name, each), each)
 
     def submit(
         self,

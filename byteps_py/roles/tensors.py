@@ -14,7 +14,7 @@ from byteps_py.roles.pending import Pending, Signal
 from byteps_py.types import Operation, TensorSpec
 from byteps_py.wire.control import Placement, tensor_problem
 
-__all__ = ["Tensor", "TensorOperation", "check_spec"]
+__all__ = ["Tensor", "TensorOperation", "check_spec", "check_unchanged"]
 
 _SPARE_BUFFERS: Final = 2
 """Staging buffers kept per tensor: one on its way, one for a caller that runs ahead."""
@@ -26,11 +26,26 @@ def check_spec(spec: TensorSpec) -> None:
     Raises:
         UnsupportedError: the name or the shape is impossible.
     """
-    if not isinstance(spec.name, str) or any(type(each) is not int for each in spec.shape):
-        raise UnsupportedError(f"a tensor has a string as its name and whole numbers as its shape, not {spec}")
+    if not isinstance(spec.name, str):
+        raise UnsupportedError(f"a tensor's name must be a string, not {type(spec.name).__name__}")
+    if any(type(each) is not int for each in spec.shape):
+        raise UnsupportedError(f"a tensor's shape must be whole numbers, not {spec.shape}")
     problem = tensor_problem(spec)
     if problem is not None:
         raise UnsupportedError(problem)
+
+
+def check_unchanged(known: TensorSpec, spec: TensorSpec) -> None:
+    """A name keeps its dtype and shape.
+
+    Raises:
+        AgreementError: it does not.
+    """
+    if known != spec:
+        raise AgreementError(
+            f"tensor {spec.name!r} is {known.describe()} in this process and cannot become "
+            f"{spec.describe()}: give it another name"
+        )
 
 
 class Tensor:

@@ -29,7 +29,7 @@ from byteps_py.roles.goodbye import Goodbye
 from byteps_py.roles.member import SCHEDULER, SchedulerLink, worker_registration
 from byteps_py.roles.pending import Pending, Signal
 from byteps_py.roles.requests import Requests
-from byteps_py.roles.tensors import Tensor, TensorOperation, check_spec
+from byteps_py.roles.tensors import Tensor, TensorOperation, check_spec, check_unchanged
 from byteps_py.settings import WorkerSettings
 from byteps_py.telemetry.metrics import SpeedRecord
 from byteps_py.transport.base import Endpoint
@@ -151,10 +151,11 @@ class Worker:
         with self._barrier_lock:
             if self._barrier is not None:
                 self._barrier.wait()  # a call before this one was interrupted; barriers come one after the other
-            signal = self._barrier = Signal()
-            self._last_barrier += 1
-            number = self._last_barrier
+            signal = Signal()
+            number = self._last_barrier + 1
             self._post(lambda now: self._reach(now, number, signal))
+            # Only what was posted will ever be signalled, so only that may be waited for by a later call.
+            self._last_barrier, self._barrier = number, signal
             signal.wait()
 
     def close(self, failure: str = "") -> None:
@@ -185,11 +186,7 @@ class Worker:
                 conflict = self._conflicts.get(spec.name)
                 if conflict is not None:
                     tensor.refuse(conflict)
-        if tensor.spec != spec:
-            raise AgreementError(
-                f"tensor {spec.name!r} is {tensor.spec.describe()} in this process and cannot become "
-                f"{spec.describe()}: give it another name"
-            )
+        check_unchanged(tensor.spec, spec)
         return tensor
 
     def _post(self, command: Callable[[float], None]) -> None:

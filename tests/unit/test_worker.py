@@ -282,7 +282,8 @@ def test_an_abort_fails_everything_now_and_later(stage: Stage) -> None:
     stage.control(Declare)
     stage.tell(Abort("worker 5 was lost"))
     fails(pending.wait, JobAborted, "worker 5 was lost")
-    for call in (stage.worker.barrier, lambda: stage.submit(1, 2, 3), lambda: stage.worker.declare([SPEC])):
+    again = (stage.worker.barrier, stage.worker.barrier)  # the second must not wait for the first
+    for call in (*again, lambda: stage.submit(1, 2, 3), lambda: stage.worker.declare([SPEC])):
         fails(call, JobAborted, "worker 5 was lost")
     stage.worker._thread.join(10)
     assert [str(each) for each in stage.aborts] == ["worker 5 was lost"]
