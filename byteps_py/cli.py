@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable, Sequence
 
 from byteps_py.errors import BytePSError, SettingsError
-from byteps_py.settings import JobSettings, SchedulerSettings, ServerSettings, is_distributed, read
+from byteps_py.settings import SchedulerSettings, ServerSettings, read, why_needless
 from byteps_py.telemetry import logs
+from byteps_py.types import Role
 
 __all__ = ["main"]
 
@@ -62,7 +63,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run_scheduler() -> int:
     settings = read(SchedulerSettings, os.environ)
-    if _is_needless("scheduler", settings):
+    if (reason := why_needless(Role.SCHEDULER, settings)) is not None:
+        print(f"bps: {reason}", file=sys.stderr)
         return 0
     from byteps_py.roles import scheduler
 
@@ -72,7 +74,8 @@ def _run_scheduler() -> int:
 
 def _run_server() -> int:
     settings = read(ServerSettings, os.environ)
-    if _is_needless("server", settings):
+    if (reason := why_needless(Role.SERVER, settings)) is not None:
+        print(f"bps: {reason}", file=sys.stderr)
         return 0
     from byteps_py.roles import server
 
@@ -88,15 +91,3 @@ class _Version(argparse.Action):
 
         print(f"byteps_py {package_version()}")
         parser.exit()
-
-
-def _is_needless(role: str, settings: JobSettings) -> bool:
-    """Whether the only worker does all by itself, so that nobody would ever come to this process."""
-    if is_distributed(settings):
-        return False
-    print(
-        f"bps: no {role} is needed: with DMLC_NUM_WORKER=1 the worker machine does all by itself "
-        "(BYTEPS_FORCE_DISTRIBUTED=1 changes that)",
-        file=sys.stderr,
-    )
-    return True

@@ -19,7 +19,17 @@ from byteps_py.roles.pending import Pending
 from byteps_py.session import current
 from byteps_py.types import DType, Operation, TensorSpec
 
-__all__ = ["AVG", "SUM", "broadcast", "declare", "poll", "push_pull", "push_pull_async", "synchronize"]
+__all__ = [
+    "AVG",
+    "SUM",
+    "automatic_name",
+    "broadcast",
+    "declare",
+    "poll",
+    "push_pull",
+    "push_pull_async",
+    "synchronize",
+]
 
 SUM: Final = Operation.SUM
 AVG: Final = Operation.AVERAGE
@@ -175,7 +185,9 @@ def _start(
     if not 0 <= operator.index(root) < session.size:
         raise ValueError(f"root_rank={root} is not a worker: ranks are 0 to {session.size - 1}")
     dtype = DType.from_numpy(array.dtype)
-    spec = TensorSpec(_automatic_name(op, dtype, array.shape) if name is None else name, dtype, array.shape)
+    if name is None:
+        name = f"byteps.{automatic_name(op, dtype.label, array.shape)}"
+    spec = TensorSpec(name, dtype, array.shape)
     source = np.ascontiguousarray(array).reshape(array.shape).view(dtype.storage)
     target = None
     if out is not None:
@@ -196,9 +208,9 @@ def _start(
     return _handles.add(pending, result, target)
 
 
-def _automatic_name(op: Operation, dtype: DType, shape: tuple[int, ...]) -> str:
+def automatic_name(op: Operation, dtype: str, shape: Sequence[int]) -> str:
     """One name for all that look alike: a new name for each call would fill the tables of scheduler and servers."""
-    return f"byteps.noname.{op.name.lower()}.{dtype.label}.{'x'.join(map(str, shape)) or 'scalar'}"
+    return f"noname.{op.name.lower()}.{dtype}.{'x'.join(map(str, shape)) or 'scalar'}"
 
 
 def _check_out(out: npt.NDArray[Any], array: npt.NDArray[Any]) -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "settings_class",
     "variables_of",
     "wants_native_kernels",
+    "why_needless",
 ]
 
 MAX_PARTITION_BYTES = 1 << 30
@@ -365,6 +366,16 @@ def _first_sign(words: Mapping[str, str]) -> str:
 def wants_native_kernels(environ: Mapping[str, str] | None = None) -> bool:
     """Whether ``BYTEPS_KERNELS`` leaves the choice at its default."""
     return (os.environ if environ is None else environ).get("BYTEPS_KERNELS", "").strip().lower() != "reference"
+
+
+def why_needless(role: Role, settings: JobSettings) -> str | None:
+    """Why nobody would ever come to a scheduler or a server of this job; None if it is needed."""
+    if is_distributed(settings):
+        return None
+    return (
+        f"no {role} is needed: with DMLC_NUM_WORKER=1 the worker machine does all by itself "
+        "(BYTEPS_FORCE_DISTRIBUTED=1 changes that)"
+    )
 
 
 def settings_class(role: Role) -> type[JobSettings]:

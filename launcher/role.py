@@ -16,7 +16,7 @@ from byteps_py.launcher.arguments import Options
 from byteps_py.launcher.local import plural, run_job
 from byteps_py.launcher.processes import ProcessSpec, find, module_command
 from byteps_py.launcher.supervisor import Supervisor
-from byteps_py.settings import WorkerSettings, is_distributed, read, settings_class
+from byteps_py.settings import WorkerSettings, is_distributed, read, settings_class, why_needless
 from byteps_py.types import Role
 
 __all__ = ["plan_workers", "run_role"]
@@ -38,12 +38,8 @@ def run_role(role: Role, options: Options, environ: Mapping[str, str]) -> int:
     if role is Role.WORKER:
         return _run_workers(options, environ)
     settings = read(settings_class(role), environ)
-    if not is_distributed(settings):
-        print(
-            f"bpslaunch: no {role} is needed: with DMLC_NUM_WORKER=1 the worker machine does all by itself "
-            "(BYTEPS_FORCE_DISTRIBUTED=1 changes that)",
-            file=sys.stderr,
-        )
+    if (reason := why_needless(role, settings)) is not None:
+        print(f"bpslaunch: {reason}", file=sys.stderr)
         return 0
     return _become(role, options, environ)
 

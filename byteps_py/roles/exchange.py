@@ -78,10 +78,6 @@ class Exchange:
         """Partitions that no server has accepted yet."""
         return self._pipeline.unaccepted
 
-    def owns(self, peer: bytes) -> bool:
-        """Whether ``peer`` is one of the servers."""
-        return peer in self._ranks
-
     def submit(self, now: float, operation: TensorOperation) -> None:
         """Start an operation on a tensor that has been placed."""
         placement = operation.tensor.placement

@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 
 from byteps_py import session as _session
+from byteps_py.operations import automatic_name
 from byteps_py.roles.pending import Pending
 from byteps_py.torch.compression import Compression, Compressor
 from byteps_py.torch.tensors import as_array, copy_back, spec_of, stage
@@ -98,9 +99,7 @@ def _start(tensor: torch.Tensor, inplace: bool, average: bool, name: str | None,
 
 
 def _automatic_name(tensor: torch.Tensor, operation: Operation) -> str:
-    """One name for all that look alike: a name for each call would fill the tables of scheduler and servers."""
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return f"noname.{operation.name.lower()}.{dtype}.{'x'.join(map(str, tensor.shape)) or 'scalar'}"
+    return automatic_name(operation, str(tensor.dtype).removeprefix("torch."), tensor.shape)
 
 
 def poll(handle: int) -> bool:
