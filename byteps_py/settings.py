@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from byteps_py.errors import SettingsError
 from byteps_py.types import Role
+from byteps_py.variables import Variable, boolean, choice, integer, port_range, seconds, team, text, variable
 
 __all__ = [
     "MAX_PARTITION_BYTES",
@@ -38,164 +39,89 @@ MAX_PARTITION_BYTES = 1 << 30
 """Largest partition that may be set, and so the largest payload frame that a data socket accepts."""
 
 
-@dataclass(frozen=True)
-class Variable:
-    """One environment variable.
-
-    Attributes:
-        name: as the user spells it.
-        form: what a value looks like, for error messages ("a whole number from 1 to 65535").
-        parse: text to value; raises ValueError.
-        default: text of the default for the documentation; None marks a variable that must be set.
-        meaning: one line.
-    """
-
-    name: str
-    form: str
-    parse: Callable[[str], Any]
-    default: str | None
-    meaning: str
-
-
-_MAX_TEXT = 255
-"""Longest text that a variable may hold: it must fit into messages."""
-
-
-def _integer(low: int, high: int) -> tuple[str, Callable[[str], int]]:
-    def parse(text: str) -> int:
-        word = text.strip()
-        # int() alone would take 1_0 and the digits of every script
-        if not (word.isascii() and word.removeprefix("-").isdigit() and low <= int(word) <= high):
-            raise ValueError(text)
-        return int(word)
-
-    return f"a whole number from {low} to {high}", parse
-
-
-def _team(low: int, high: int) -> tuple[str, Callable[[str], int]]:
-    """OpenMP takes a list, one number for each level of nesting; the outermost is the one that matters here."""
-    form, parse = _integer(low, high)
-    return form, lambda text: parse(text.partition(",")[0])
-
-
-def _seconds(low: float, high: float) -> tuple[str, Callable[[str], float]]:
-    def parse(text: str) -> float:
-        value = float(text)
-        if not low <= value <= high:
-            raise ValueError(text)
-        return value
-
-    return f"a number of seconds from {low:.0f} to {high:.0f}", parse
-
-
-def _choice(*allowed: str) -> tuple[str, Callable[[str], str]]:
-    def parse(text: str) -> str:
-        value = text.strip().lower()
-        if value not in allowed:
-            raise ValueError(text)
-        return value
-
-    return "one of " + ", ".join(allowed), parse
-
-
-def _boolean() -> tuple[str, Callable[[str], bool]]:
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-
-    def parse(text: str) -> bool:
-        value = words.get(text.strip().lower())
-        if value is None:
-            raise ValueError(text)
-        return value
-
-    return "0 or 1", parse
-
-
-def _text(form: str) -> tuple[str, Callable[[str], str]]:
-    def parse(text: str) -> str:
-        word = text.strip()
-        if not 0 < len(word) <= _MAX_TEXT or not word.isprintable():
-            raise ValueError(text)
-        return word
-
-    return form, parse
-
-
-def _variable(
-    name: str,
-    kind: tuple[str, Callable[[str], Any]],
-    meaning: str,
-    default: object = dataclasses.MISSING,
-    shown: str = "",
-) -> Any:
-    """A dataclass field that is read from ``name``; without ``default`` the variable must be set."""
-    form, parse = kind
-    required = default is dataclasses.MISSING
-    text = None if required else (shown or ("" if default is None else str(default)))
-    metadata = {"variable": Variable(name, form, parse, text, meaning)}
-    if required:
-        return field(metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
 @dataclass(frozen=True, kw_only=True)
 class JobSettings:
     """What every process of a distributed job must know."""
 
-    num_worker: int = _variable("DMLC_NUM_WORKER", _integer(1, 65535), "number of worker machines")
-    num_server: int = _variable("DMLC_NUM_SERVER", _integer(0, 65535), "number of server processes")
-    root_uri: str = _variable("DMLC_PS_ROOT_URI", _text("a host name or an address"), "address of the scheduler")
-    root_port: int = _variable("DMLC_PS_ROOT_PORT", _integer(1, 65535), "port of the scheduler")
-    force_distributed: bool = _variable(
-        "BYTEPS_FORCE_DISTRIBUTED", _boolean(), "use servers even with DMLC_NUM_WORKER=1", False, "0"
+    num_worker: int = variable("DMLC_NUM_WORKER", integer(1, 65535), "number of worker machines")
+    num_server: int = variable("DMLC_NUM_SERVER", integer(0, 65535), "number of server processes")
+    root_uri: str = variable("DMLC_PS_ROOT_URI", text("a host name or an address"), "address of the scheduler")
+    root_port: int = variable("DMLC_PS_ROOT_PORT", integer(1, 65535), "port of the scheduler")
+    force_distributed: bool = variable(
+        "BYTEPS_FORCE_DISTRIBUTED", boolean(), "use servers even with DMLC_NUM_WORKER=1", False, "0"
     )
-    job_id: str = _variable(
-        "BYTEPS_JOB_ID", _text("a word"), "processes of another job id are refused by the scheduler", "0"
+    job_id: str = variable(
+        "BYTEPS_JOB_ID", text("a word"), "processes of another job id are refused by the scheduler", "0"
     )
-    start_timeout: float = _variable(
+    start_timeout: float = variable(
         "BYTEPS_START_TIMEOUT",
-        _seconds(1, 1e6),
-        "seconds, from the first process that registers, until the job must be complete",
+        seconds(0, 1e6),
+        "seconds, from the first process that registers, until the job must be complete (0: no limit)",
         120.0,
         "120",
     )
-    lost_timeout: float = _variable(
+    lost_timeout: float = variable(
         "BYTEPS_LOST_TIMEOUT",
-        _seconds(2, 1e6),
+        seconds(2, 1e6),
         "seconds without a sign of life after which a process counts as lost",
         30.0,
         "30",
     )
-    kernels: str = _variable("BYTEPS_KERNELS", _choice("native", "reference"), "summation in C, or in NumPy", "native")
-    log_level: str = _variable(
+    kernels: str = variable("BYTEPS_KERNELS", choice("native", "reference"), "summation in C, or in NumPy", "native")
+    log_level: str = variable(
         "BYTEPS_LOG_LEVEL",
-        _choice("trace", "debug", "info", "warning", "error", "fatal"),
+        choice("trace", "debug", "info", "warning", "error", "fatal"),
         "least severe message that is logged to stderr",
         "warning",
     )
-    node_host: str | None = _variable(
+    node_host: str | None = variable(
         "DMLC_NODE_HOST",
-        _text("a host name or an address"),
+        text("a host name or an address"),
         "own address that others connect to",
         None,
         "the one that routes to the scheduler",
     )
+    interface: str | None = variable(
+        "DMLC_INTERFACE",
+        text("the name of a network interface"),
+        "the interface whose address is the own one; DMLC_NODE_HOST goes before it",
+        None,
+    )
+    port_range: tuple[int, int] | None = variable(
+        "BYTEPS_PORT_RANGE", port_range(), "every port that is listened at lies in it", None, "any port"
+    )
+    grace_period: float = variable(
+        "BYTEPS_GRACE_PERIOD",
+        seconds(0, 1e6),
+        "seconds that SIGTERM leaves to the workers, to save what they have",
+        20.0,
+        "20",
+    )
+    verbose: int = variable(
+        "PS_VERBOSE", integer(0, 2), "1: log connections, as BYTEPS_LOG_LEVEL=info does; 2: log every message", 0
+    )
+    hide_time: bool = variable("BYTEPS_LOG_HIDE_TIME", boolean(), "leave the time out of log lines", False, "0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerSettings(JobSettings):
     """The scheduler's settings."""
 
+    kubernetes: bool = variable(
+        "DMLC_USE_KUBERNETES", boolean(), "the scheduler listens on all addresses, whatever its own is", False, "0"
+    )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings(JobSettings):
     """A server's settings."""
 
-    engine_threads: int = _variable(
-        "BYTEPS_SERVER_ENGINE_THREAD", _integer(1, 256), "threads that sum, each with an OpenMP team of its own", 1
+    engine_threads: int = variable(
+        "BYTEPS_SERVER_ENGINE_THREAD", integer(1, 256), "threads that sum, each with an OpenMP team of its own", 1
     )
-    port: int = _variable("DMLC_PORT", _integer(0, 65535), "port to listen at (0: any free one)", 0)
-    omp_num_threads: int | None = _variable(
-        "OMP_NUM_THREADS", _team(1, 1024), "threads of one OpenMP team", None, "number of cores"
+    port: int = variable("DMLC_PORT", integer(0, 65535), "port to listen at (0: any free one)", 0)
+    omp_num_threads: int | None = variable(
+        "OMP_NUM_THREADS", team(1, 1024), "threads of one OpenMP team", None, "number of cores"
     )
 
 
@@ -203,47 +129,47 @@ class ServerSettings(JobSettings):
 class WorkerSettings(JobSettings):
     """A worker's settings."""
 
-    worker_id: int | None = _variable(
-        "DMLC_WORKER_ID", _integer(0, 65534), "index of this worker machine", None, "by host and process"
+    worker_id: int | None = variable(
+        "DMLC_WORKER_ID", integer(0, 65534), "index of this worker machine", None, "by host and process"
     )
-    local_rank: int = _variable("BYTEPS_LOCAL_RANK", _integer(0, 65534), "index of this process on its machine", 0)
-    local_size: int = _variable("BYTEPS_LOCAL_SIZE", _integer(1, 65535), "worker processes on this machine", 1)
-    launch_id: str = _variable(
-        "BYTEPS_LAUNCH_ID", _text("a word"), "set by bpslaunch: equal for the processes it started together", ""
+    local_rank: int = variable("BYTEPS_LOCAL_RANK", integer(0, 65534), "index of this process on its machine", 0)
+    local_size: int = variable("BYTEPS_LOCAL_SIZE", integer(1, 65535), "worker processes on this machine", 1)
+    launch_id: str = variable(
+        "BYTEPS_LAUNCH_ID", text("a word"), "set by bpslaunch: equal for the processes it started together", ""
     )
-    partition_bytes: int = _variable(
+    partition_bytes: int = variable(
         "BYTEPS_PARTITION_BYTES",
-        _integer(64, MAX_PARTITION_BYTES),
+        integer(64, MAX_PARTITION_BYTES),
         "largest piece of a tensor that travels in one message; must be equal on all workers",
         4096000,
     )
-    credit: int = _variable(
+    credit: int = variable(
         "BYTEPS_SCHEDULING_CREDIT",
-        _integer(0, 65535),
+        integer(0, 65535),
         "partitions that may be on the way to one server and not yet accepted (0: the default)",
         4,
     )
-    stall_timeout: float = _variable(
+    stall_timeout: float = variable(
         "BYTEPS_STALL_TIMEOUT",
-        _seconds(0, 1e9),
+        seconds(0, 1e9),
         "seconds after which a round or a barrier that does not complete ends the job (0: never)",
         1800.0,
         "1800",
     )
-    omp_num_threads: int | None = _variable("OMP_NUM_THREADS", _team(1, 1024), "threads of one OpenMP team", None, "1")
+    omp_num_threads: int | None = variable("OMP_NUM_THREADS", team(1, 1024), "threads of one OpenMP team", None, "1")
 
 
 OTHER_VARIABLES: tuple[Variable, ...] = (
-    Variable("DMLC_ROLE", *_choice("scheduler", "server", "worker"), "", "what this process is in a distributed job"),
+    Variable("DMLC_ROLE", *choice("scheduler", "server", "worker"), "", "what this process is in a distributed job"),
     Variable(
         "OMP_WAIT_POLICY",
-        *_choice("passive", "active"),
+        *choice("passive", "active"),
         "passive for servers",
         "how OpenMP threads wait; set by bpslaunch before a process starts, read by its OpenMP library",
     ),
     Variable(
         "NVIDIA_VISIBLE_DEVICES",
-        *_text("a list of devices"),
+        *text("a list of devices"),
         "",
         "bpslaunch starts as many workers as there are devices in it; CUDA_VISIBLE_DEVICES counts too",
     ),

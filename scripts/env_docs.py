@@ -12,6 +12,7 @@ from pathlib import Path
 from byteps_py.settings import (
     OTHER_VARIABLES,
     JobSettings,
+    SchedulerSettings,
     ServerSettings,
     Variable,
     WorkerSettings,
@@ -42,6 +43,7 @@ def render() -> str:
     common = list(_variables(JobSettings))
     sections = [
         _section("Every process of a distributed job: scheduler, servers and workers", common),
+        _section("The scheduler", (each for each in _variables(SchedulerSettings) if each not in common)),
         _section("Servers", (each for each in _variables(ServerSettings) if each not in common)),
         _section("Workers", (each for each in _variables(WorkerSettings) if each not in common)),
         _section("Read by bpslaunch and others", OTHER_VARIABLES),

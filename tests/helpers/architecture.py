@@ -14,6 +14,7 @@ PACKAGE = "byteps_py"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("types",),
+    ("variables",),
     ("settings",),
     ("wire",),
     ("kernels",),
@@ -33,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 """From the bottom up: a module imports from its own part and from lower rows. ``__init__`` is the package itself."""
 
-LAUNCHER_MAY_IMPORT = frozenset({"errors", "types", "settings"})
+LAUNCHER_MAY_IMPORT = frozenset({"errors", "types", "variables", "settings"})
 """The launcher stands apart, so that starting processes loads next to nothing."""
 
 IMPURE = frozenset(

@@ -1,0 +1,128 @@
+"""What an environment variable is, and the kinds of value that it may hold.
+
+A kind is a pair: the form, for people ("a whole number from 1 to 65535"), and the function from text to value, which
+raises ValueError.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Variable", "boolean", "choice", "integer", "port_range", "seconds", "team", "text", "variable"]
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable.
+
+    Attributes:
+        name: as the user spells it.
+        form: what a value looks like, for error messages ("a whole number from 1 to 65535").
+        parse: text to value; raises ValueError.
+        default: text of the default for the documentation; None marks a variable that must be set.
+        meaning: one line.
+    """
+
+    name: str
+    form: str
+    parse: Callable[[str], Any]
+    default: str | None
+    meaning: str
+
+
+_MAX_TEXT = 255
+"""Longest text that a variable may hold: it must fit into messages."""
+
+
+def integer(low: int, high: int) -> tuple[str, Callable[[str], int]]:
+    def parse(text: str) -> int:
+        word = text.strip()
+        # int() alone would take 1_0 and the digits of every script
+        if not (word.isascii() and word.removeprefix("-").isdigit() and low <= int(word) <= high):
+            raise ValueError(text)
+        return int(word)
+
+    return f"a whole number from {low} to {high}", parse
+
+
+def team(low: int, high: int) -> tuple[str, Callable[[str], int]]:
+    """OpenMP takes a list, one number for each level of nesting; the outermost is the one that matters here."""
+    form, parse = integer(low, high)
+    return form, lambda text: parse(text.partition(",")[0])
+
+
+def seconds(low: float, high: float) -> tuple[str, Callable[[str], float]]:
+    def parse(text: str) -> float:
+        value = float(text)
+        if not low <= value <= high:
+            raise ValueError(text)
+        return value
+
+    return f"a number of seconds from {low:.0f} to {high:.0f}", parse
+
+
+def choice(*allowed: str) -> tuple[str, Callable[[str], str]]:
+    def parse(text: str) -> str:
+        value = text.strip().lower()
+        if value not in allowed:
+            raise ValueError(text)
+        return value
+
+    return "one of " + ", ".join(allowed), parse
+
+
+def boolean() -> tuple[str, Callable[[str], bool]]:
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+    def parse(text: str) -> bool:
+        value = words.get(text.strip().lower())
+        if value is None:
+            raise ValueError(text)
+        return value
+
+    return "0 or 1", parse
+
+
+def port_range() -> tuple[str, Callable[[str], tuple[int, int]]]:
+    """First and last port of a range, both included."""
+
+    _, parse_port = integer(1, 65535)
+
+    def parse(text: str) -> tuple[int, int]:
+        low, dash, high = text.partition("-")
+        first, last = parse_port(low), parse_port(high if dash else low)
+        if first > last:
+            raise ValueError(text)
+        return first, last
+
+    return "two ports from 1 to 65535, such as 20000-20099", parse
+
+
+def text(form: str) -> tuple[str, Callable[[str], str]]:
+    def parse(text: str) -> str:
+        word = text.strip()
+        if not 0 < len(word) <= _MAX_TEXT or not word.isprintable():
+            raise ValueError(text)
+        return word
+
+    return form, parse
+
+
+def variable(
+    name: str,
+    kind: tuple[str, Callable[[str], Any]],
+    meaning: str,
+    default: object = dataclasses.MISSING,
+    shown: str = "",
+) -> Any:
+    """A dataclass field that is read from ``name``; without ``default`` the variable must be set."""
+    form, parse = kind
+    required = default is dataclasses.MISSING
+    text = None if required else (shown or ("" if default is None else str(default)))
+    metadata = {"variable": Variable(name, form, parse, text, meaning)}
+    if required:
+        return field(metadata=metadata)
+    return field(default=default, metadata=metadata)
