@@ -15,7 +15,18 @@ from typing import Any, TypeVar
 
 from byteps_py.errors import SettingsError
 from byteps_py.types import Role
-from byteps_py.variables import Variable, boolean, choice, integer, port_range, seconds, team, text, variable
+from byteps_py.variables import (
+    Variable,
+    boolean,
+    choice,
+    core_lists,
+    integer,
+    port_range,
+    seconds,
+    team,
+    text,
+    variable,
+)
 
 __all__ = [
     "MAX_PARTITION_BYTES",
@@ -120,8 +131,20 @@ class ServerSettings(JobSettings):
         "BYTEPS_SERVER_ENGINE_THREAD", integer(1, 256), "threads that sum, each with an OpenMP team of its own", 1
     )
     port: int = variable("DMLC_PORT", integer(0, 65535), "port to listen at (0: any free one)", 0)
+    omp_wait_policy: str = variable(
+        "BYTEPS_SERVER_OMP_WAIT_POLICY",
+        choice("passive", "active"),
+        "how idle OpenMP threads wait",
+        "passive",
+        further=("OMP_WAIT_POLICY",),
+    )
     omp_num_threads: int | None = variable(
-        "OMP_NUM_THREADS", team(1, 1024), "threads of one OpenMP team", None, "number of cores"
+        "BYTEPS_SERVER_OMP_NUM_THREADS",
+        team(1, 1024),
+        "threads of one OpenMP team",
+        None,
+        "number of cores",
+        further=("OMP_NUM_THREADS", "BYTEPS_OMP_THREAD_PER_GPU"),
     )
 
 
@@ -156,17 +179,31 @@ class WorkerSettings(JobSettings):
         1800.0,
         "1800",
     )
-    omp_num_threads: int | None = variable("OMP_NUM_THREADS", team(1, 1024), "threads of one OpenMP team", None, "1")
+    omp_wait_policy: str | None = variable(
+        "BYTEPS_WORKER_OMP_WAIT_POLICY",
+        choice("passive", "active"),
+        "how idle OpenMP threads wait",
+        None,
+        further=("OMP_WAIT_POLICY",),
+    )
+    omp_num_threads: int | None = variable(
+        "BYTEPS_WORKER_OMP_NUM_THREADS",
+        team(1, 1024),
+        "threads of one OpenMP team",
+        None,
+        "1",
+        further=("OMP_NUM_THREADS", "BYTEPS_OMP_THREAD_PER_GPU"),
+    )
+    visible_cores: tuple[frozenset[int], ...] | None = variable(
+        "BYTEPS_VISIBLE_CPU_CORES",
+        core_lists(),
+        "bpslaunch binds each worker of this machine to the cores of its list",
+        None,
+    )
 
 
 OTHER_VARIABLES: tuple[Variable, ...] = (
     Variable("DMLC_ROLE", *choice("scheduler", "server", "worker"), "", "what this process is in a distributed job"),
-    Variable(
-        "OMP_WAIT_POLICY",
-        *choice("passive", "active"),
-        "passive for servers",
-        "how OpenMP threads wait; set by bpslaunch before a process starts, read by its OpenMP library",
-    ),
     Variable(
         "NVIDIA_VISIBLE_DEVICES",
         *text("a list of devices"),
@@ -220,12 +257,12 @@ def read(settings: type[_S], environ: Mapping[str, str] | None = None) -> _S:
     problems: list[str] = []
     for each in dataclasses.fields(settings):
         variable: Variable = each.metadata["variable"]
-        text = source.get(variable.name, "")
-        if text.strip():
+        if (found := variable.find(source)) is not None:
+            name, text = found
             try:
                 values[each.name] = variable.parse(text)
             except ValueError:
-                problems.append(f"{variable.name}={text!r} must be {variable.form} ({variable.meaning})")
+                problems.append(f"{name}={text!r} must be {variable.form} ({variable.meaning})")
         elif each.default is dataclasses.MISSING:
             problems.append(f"{variable.name} is not set: {variable.meaning}; expected {variable.form}")
         else:

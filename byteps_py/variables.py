@@ -7,16 +7,27 @@ raises ValueError.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Variable", "boolean", "choice", "integer", "port_range", "seconds", "team", "text", "variable"]
+__all__ = [
+    "Variable",
+    "boolean",
+    "choice",
+    "core_lists",
+    "integer",
+    "port_range",
+    "seconds",
+    "team",
+    "text",
+    "variable",
+]
 
 
 @dataclass(frozen=True)
 class Variable:
-    """One environment variable.
+    """One setting, and the environment variables that give it.
 
     Attributes:
         name: as the user spells it.
@@ -24,6 +35,7 @@ class Variable:
         parse: text to value; raises ValueError.
         default: text of the default for the documentation; None marks a variable that must be set.
         meaning: one line.
+        further: more names for the same setting; ``name`` goes before the first of them, that before the next.
     """
 
     name: str
@@ -31,6 +43,16 @@ class Variable:
     parse: Callable[[str], Any]
     default: str | None
     meaning: str
+    further: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, in the order in which they are looked for."""
+        return self.name, *self.further
+
+    def find(self, environ: Mapping[str, str]) -> tuple[str, str] | None:
+        """Name and text of the first one that is set; None where none is. An empty value counts as not set."""
+        return next(((name, environ[name]) for name in self.names if environ.get(name, "").strip()), None)
 
 
 _MAX_TEXT = 255
@@ -101,6 +123,25 @@ def port_range() -> tuple[str, Callable[[str], tuple[int, int]]]:
     return "two ports from 1 to 65535, such as 20000-20099", parse
 
 
+def core_lists() -> tuple[str, Callable[[str], tuple[frozenset[int], ...]]]:
+    """Lists of processor cores, one for each process of a machine."""
+
+    _, parse_number = integer(0, 65535)
+
+    def parse_item(text: str) -> range:
+        low, dash, high = text.partition("-")
+        first, last = parse_number(low), parse_number(high if dash else low)
+        if first > last:
+            raise ValueError(text)
+        return range(first, last + 1)
+
+    def parse(text: str) -> tuple[frozenset[int], ...]:
+        lists = [[parse_item(item) for item in each.split(",")] for each in text.split(":")]
+        return tuple(frozenset(core for item in items for core in item) for items in lists)
+
+    return "a list of cores for each process, such as 0-3,8:4-7,9", parse
+
+
 def text(form: str) -> tuple[str, Callable[[str], str]]:
     def parse(text: str) -> str:
         word = text.strip()
@@ -117,12 +158,13 @@ def variable(
     meaning: str,
     default: object = dataclasses.MISSING,
     shown: str = "",
+    further: tuple[str, ...] = (),
 ) -> Any:
     """A dataclass field that is read from ``name``; without ``default`` the variable must be set."""
     form, parse = kind
     required = default is dataclasses.MISSING
     text = None if required else (shown or ("" if default is None else str(default)))
-    metadata = {"variable": Variable(name, form, parse, text, meaning)}
+    metadata = {"variable": Variable(name, form, parse, text, meaning, further)}
     if required:
         return field(metadata=metadata)
     return field(default=default, metadata=metadata)

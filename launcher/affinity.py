@@ -1,17 +1,34 @@
 """What this machine offers to a job, and the OpenMP environment that follows from it.
 
 OpenMP libraries read their environment when they are loaded, so it is set before a process executes its program.
-For each value a flag of the command line goes before a variable that the user exported, and that before the default.
+For each value a flag of the command line goes before the variable of the role, that before the one that OpenMP itself
+reads, that before BytePS's own, and the default comes last.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["OpenMP", "choose", "cores", "count_devices", "device_files", "engine_threads"]
+from byteps_py.errors import SettingsError
+from byteps_py.settings import ServerSettings, WorkerSettings, settings_class, variables_of
+from byteps_py.types import Role
+from byteps_py.variables import Variable
+
+__all__ = [
+    "OpenMP",
+    "bind",
+    "choose",
+    "count_devices",
+    "describe_cores",
+    "device_files",
+    "engine_threads",
+    "listed_devices",
+    "usable_cores",
+]
 
 _POLICY = "OMP_WAIT_POLICY"
 _THREADS = "OMP_NUM_THREADS"
@@ -20,7 +37,7 @@ _NO_DEVICE = ("", "none", "void", "-1")
 
 @dataclass(frozen=True)
 class OpenMP:
-    """The OpenMP settings of a process; None leaves a value to its OpenMP library."""
+    """The OpenMP settings of a process; None leaves a value to the variables that are there, or to the library."""
 
     wait_policy: str | None = None
     num_threads: str | None = None
@@ -30,6 +47,12 @@ class OpenMP:
         values = {_POLICY: self.wait_policy, _THREADS: self.num_threads}
         return {name: value for name, value in values.items() if value is not None}
 
+    def settle(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """``environ`` with these settings, and without what would go before them in the process."""
+        chosen = self.environment()
+        overruled = {name for names in _NAMES if chosen.keys() & names for name in names}
+        return {name: value for name, value in environ.items() if name not in overruled} | chosen
+
     def describe(self) -> str:
         """For messages: ``OMP_WAIT_POLICY=passive OMP_NUM_THREADS=2``."""
         words = " ".join(f"{name}={value}" for name, value in self.environment().items())
@@ -37,30 +60,105 @@ class OpenMP:
         return f"{words} (one thread never waits)" if inert else words
 
 
+_SETTINGS = ("omp_wait_policy", "omp_num_threads")
+_NAMES = tuple(
+    {name for kind in (ServerSettings, WorkerSettings) for name in dict(variables_of(kind))[field].names}
+    for field in _SETTINGS
+)
+"""All names of the wait policy, and all of the number of threads."""
+
+
 def choose(
+    role: Role,
     environ: Mapping[str, str],
     *,
     wait_policy: str | None,
     num_threads: int | None,
     default: OpenMP,
 ) -> OpenMP:
-    """Settle the OpenMP settings of one role.
+    """Settle the OpenMP settings of a server or a worker.
 
     Args:
-        environ: what the user exported; an empty value counts as not set.
+        role: whose.
+        environ: what the user exported. A bad value is left where it is, for the one who reads the settings to tell.
         wait_policy, num_threads: the flags, None where they were not given.
         default: used for what is neither given nor exported.
     """
-    threads = None if num_threads is None else str(num_threads)
+    table = dict(variables_of(settings_class(role)))
+    policy, threads = (_exported(table[field], environ) for field in _SETTINGS)
     return OpenMP(
-        wait_policy or environ.get(_POLICY, "").strip() or default.wait_policy,
-        threads or environ.get(_THREADS, "").strip() or default.num_threads,
+        wait_policy or _settled(policy, default.wait_policy),
+        str(num_threads) if num_threads is not None else _settled(threads, default.num_threads),
     )
 
 
-def cores() -> int:
-    """Cores that this process, and so its children, may run on."""
-    return len(os.sched_getaffinity(0))
+def _exported(variable: Variable, environ: Mapping[str, str]) -> tuple[bool, str] | None:
+    """Whether the exported value is good, and its text; None where there is none."""
+    if (found := variable.find(environ)) is None:
+        return None
+    text = found[1].strip()
+    try:
+        variable.parse(text)
+    except ValueError:
+        return False, text
+    return True, text.lower()
+
+
+def _settled(exported: tuple[bool, str] | None, default: str | None) -> str | None:
+    if exported is None:
+        return default
+    good, text = exported
+    return text if good else None
+
+
+def usable_cores() -> frozenset[int]:
+    """Numbers of the cores that this process, and so its children, may run on."""
+    return frozenset(os.sched_getaffinity(0))
+
+
+def bind(environ: Mapping[str, str], workers: int, usable: frozenset[int]) -> tuple[frozenset[int] | None, ...]:
+    """The cores of each worker of this machine by ``BYTEPS_VISIBLE_CPU_CORES``; None for one that is not bound.
+
+    A value that is no list of cores is left for the one who reads the settings to tell.
+
+    Raises:
+        SettingsError: there are fewer lists than workers, or cores in them that are not ``usable`` here.
+    """
+    variable = dict(variables_of(WorkerSettings))["visible_cores"]
+    if (found := variable.find(environ)) is None:
+        return (None,) * workers
+    name, text = found
+    try:
+        lists: tuple[frozenset[int], ...] = variable.parse(text)
+    except ValueError:
+        return (None,) * workers
+    problems = []
+    if len(lists) < workers:
+        problems.append(
+            f"{name}={text!r} has {len(lists)} of the {workers} lists that are needed: one for each worker of this "
+            "machine, with colons between them"
+        )
+    missing = frozenset().union(*lists[:workers]) - usable
+    if missing:
+        problems.append(
+            f"{name}={text!r} names {describe_cores(missing)}, but this process may run on "
+            f"{describe_cores(usable)} only"
+        )
+    if problems:
+        raise SettingsError(problems)
+    return lists[:workers]
+
+
+def describe_cores(numbers: Iterable[int]) -> str:
+    """``core 3``, ``cores 0-3,8``."""
+    runs: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = runs[-1][0], number
+        else:
+            runs.append((number, number))
+    words = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return f"core {words}" if words.isdigit() else f"cores {words}"
 
 
 def engine_threads(environ: Mapping[str, str]) -> int:
@@ -74,32 +172,46 @@ def device_files() -> int:
     return sum(path.name[len("nvidia") :].isdigit() for path in Path("/dev").glob("nvidia[0-9]*"))
 
 
-def count_devices(environ: Mapping[str, str], present: int) -> int:
-    """Number of visible GPUs.
+def listed_devices(environ: Mapping[str, str], present: int) -> int | None:
+    """Number of visible GPUs by the variables that list them; None where neither is set.
 
     ``NVIDIA_VISIBLE_DEVICES`` is what a container was given, ``CUDA_VISIBLE_DEVICES`` what a program may use of that:
     where both are lists, the shorter one counts.
 
     Args:
-        environ: the environment.
-        present: number of GPUs with a device file; counts where no list is set, or the list is ``all``.
+        environ: the environment. An empty list is a list: there is no device in it.
+        present: number of GPUs with a device file; 0 where it is not known.
     """
-    lists = (_listed(environ.get(name)) for name in ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"))
-    return min((each for each in lists if each is not None), default=present)
-
-
-def _listed(text: str | None) -> int | None:
-    """Length of a list of devices; None where there is none: not set, or ``all``."""
-    if text is None or text.strip() == "all":
+    given, used = environ.get("NVIDIA_VISIBLE_DEVICES"), environ.get("CUDA_VISIBLE_DEVICES")
+    if given is None and used is None:
         return None
-    return _usable(word.strip() for word in text.split(","))
+    counts = []
+    if given is None or given.strip().lower() == "all":
+        counts += [present] if used is None or present else []
+    else:
+        counts.append(_length(given, _is_given))
+    if used is not None:
+        counts.append(_length(used, lambda word: _is_used(word, present)))
+    return min(counts)
 
 
-def _usable(words: Iterable[str]) -> int:
-    """CUDA ignores everything after the first entry that is no device."""
-    count = 0
-    for word in words:
-        if word in _NO_DEVICE:
-            break
-        count += 1
-    return count
+def count_devices(environ: Mapping[str, str], present: int) -> int:
+    """The same, and ``present`` where no variable is set."""
+    listed = listed_devices(environ, present)
+    return present if listed is None else listed
+
+
+def _length(text: str, is_device: Callable[[str], bool]) -> int:
+    """How many devices a list has up to the first word that is none: CUDA ignores everything after it."""
+    return sum(1 for _ in itertools.takewhile(is_device, (word.strip() for word in text.split(","))))
+
+
+def _is_given(word: str) -> bool:
+    return word.lower() not in _NO_DEVICE
+
+
+def _is_used(word: str, present: int) -> bool:
+    """Whether CUDA takes the word for a device: a number that there is, or the id of a GPU or of a part of one."""
+    if word.isdecimal():
+        return not present or int(word) < present
+    return word.startswith(("GPU-", "MIG-"))

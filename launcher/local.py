@@ -35,7 +35,7 @@ _OWN_VARIABLES = ("BYTEPS_JOB_ID", "BYTEPS_LAUNCH_ID", "BYTEPS_LOCAL_RANK", "BYT
 class Machine:
     """What the plan must know of this machine."""
 
-    cores: int
+    cores: frozenset[int]
     devices: int
 
 
@@ -63,21 +63,19 @@ def plan_job(options: Options, environ: Mapping[str, str], machine: Machine, dra
         SettingsError: the options contradict each other, or a variable that is passed on has a bad value.
     """
     workers, servers = _counts(options, environ, machine)
-    openmp = _openmp(options, environ, max(1, machine.cores // (workers + servers)))
+    bindings = affinity.bind(environ, workers, machine.cores)
+    server, worker = _openmp(options, environ, max(1, len(machine.cores) // (workers + servers)), bindings)
     inherited, ignored = _inherit(environ)
     notes = [f"the whole job runs here, so these are not used: {' '.join(ignored)}"] if ignored else []
-    notes.append(_summary(workers, servers, draw, openmp))
+    notes.append(_summary(servers, draw, server, worker))
     common = inherited | {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": str(servers), "PYTHONUNBUFFERED": "1"}
     if not servers:
-        return Plan((_worker(options, common, 0, 1, openmp[Role.WORKER]),), tuple(notes))
+        return Plan((_worker(options, common, 0, bindings, worker),), tuple(notes))
     common |= _job_variables(draw)
     specs = (
         _service(Role.SCHEDULER, 0, common, OpenMP()),
-        *(_service(Role.SERVER, index, common, openmp[Role.SERVER]) for index in range(servers)),
-        *(
-            _worker(options, common | {"DMLC_ROLE": "worker"}, index, workers, openmp[Role.WORKER])
-            for index in range(workers)
-        ),
+        *(_service(Role.SERVER, index, common, server) for index in range(servers)),
+        *(_worker(options, common | {"DMLC_ROLE": "worker"}, index, bindings, worker) for index in range(workers)),
     )
     _check(specs)
     return Plan(specs, tuple(notes))
@@ -95,7 +93,7 @@ def run_job(options: Options, environ: Mapping[str, str]) -> int:
         CommandError: the command cannot be run. Nothing has been started.
         OSError: there is no free port, or the launcher cannot start its guard.
     """
-    machine = Machine(affinity.cores(), affinity.count_devices(environ, affinity.device_files()))
+    machine = Machine(affinity.usable_cores(), affinity.count_devices(environ, affinity.device_files()))
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind((HOST, 0))
@@ -129,21 +127,31 @@ def _is_forced(environ: Mapping[str, str]) -> bool:
         raise SettingsError(f"{variable.name}={text!r} must be {variable.form} ({variable.meaning})") from None
 
 
-def _openmp(options: Options, environ: Mapping[str, str], share: int) -> dict[Role, OpenMP]:
-    """Each worker gets ``share`` cores, each server as well, split among its engine threads."""
-    worker = affinity.choose(
-        environ,
-        wait_policy=options.worker_omp_wait_policy,
-        num_threads=options.worker_omp_num_threads,
-        default=OpenMP(num_threads=str(share)),
-    )
+def _openmp(
+    options: Options, environ: Mapping[str, str], share: int, bindings: Sequence[frozenset[int] | None]
+) -> tuple[OpenMP, list[OpenMP]]:
+    """For a server and for each worker.
+
+    A worker gets the cores that it is bound to, else ``share`` cores; a server as many, split among its engine threads.
+    """
     server = affinity.choose(
+        Role.SERVER,
         environ,
         wait_policy=options.omp_wait_policy,
         num_threads=options.omp_num_threads,
         default=OpenMP("passive", str(max(1, share // affinity.engine_threads(environ)))),
     )
-    return {Role.WORKER: worker, Role.SERVER: server}
+    workers = [
+        affinity.choose(
+            Role.WORKER,
+            environ,
+            wait_policy=options.worker_omp_wait_policy,
+            num_threads=options.worker_omp_num_threads,
+            default=OpenMP(num_threads=str(len(bound or range(share)))),
+        )
+        for bound in bindings
+    ]
+    return server, workers
 
 
 def _inherit(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -166,14 +174,23 @@ def _job_variables(draw: Draw) -> dict[str, str]:
 
 def _service(role: Role, index: int, common: Mapping[str, str], openmp: OpenMP) -> ProcessSpec:
     label = "scheduler" if role is Role.SCHEDULER else f"{role} {index}"
-    environment = {**common, "DMLC_ROLE": str(role), **openmp.environment()}
+    environment = openmp.settle({**common, "DMLC_ROLE": str(role)})
     return ProcessSpec(role, label, module_command("byteps_py", str(role)), environment)
 
 
-def _worker(options: Options, common: Mapping[str, str], index: int, size: int, openmp: OpenMP) -> ProcessSpec:
+def _worker(
+    options: Options,
+    common: Mapping[str, str],
+    index: int,
+    bindings: Sequence[frozenset[int] | None],
+    openmp: Sequence[OpenMP],
+) -> ProcessSpec:
+    size = len(bindings)
     own = {"DMLC_WORKER_ID": "0", "BYTEPS_LOCAL_RANK": str(index), "BYTEPS_LOCAL_SIZE": str(size)}
-    environment = {**common, **own, **openmp.environment()}
-    return ProcessSpec(Role.WORKER, f"worker {index}", options.command, environment, read_stdin=size == 1)
+    environment = openmp[index].settle({**common, **own})
+    return ProcessSpec(
+        Role.WORKER, f"worker {index}", options.command, environment, read_stdin=size == 1, cores=bindings[index]
+    )
 
 
 def _check(specs: Sequence[ProcessSpec]) -> None:
@@ -188,13 +205,14 @@ def _check(specs: Sequence[ProcessSpec]) -> None:
         raise SettingsError(list(problems))
 
 
-def _summary(workers: int, servers: int, draw: Draw, openmp: Mapping[Role, OpenMP]) -> str:
-    worker_openmp = f"{'workers' if workers > 1 else 'worker'}: {openmp[Role.WORKER].describe()}"
+def _summary(servers: int, draw: Draw, server: OpenMP, workers: Sequence[OpenMP]) -> str:
+    settled = ", ".join(dict.fromkeys(each.describe() for each in workers))
+    worker_openmp = f"{'workers' if len(workers) > 1 else 'worker'}: {settled}"
     if not servers:
         return f"1 worker, no server, nothing to connect; {worker_openmp}"
     return (
-        f"{plural(workers, 'worker')}, {plural(servers, 'server')}, scheduler on {HOST}:{draw.port}, job {draw.job_id}"
-        f"; {'servers' if servers > 1 else 'server'}: {openmp[Role.SERVER].describe()}; {worker_openmp}"
+        f"{plural(len(workers), 'worker')}, {plural(servers, 'server')}, scheduler on {HOST}:{draw.port}, "
+        f"job {draw.job_id}; {'servers' if servers > 1 else 'server'}: {server.describe()}; {worker_openmp}"
     )
 
 

@@ -61,6 +61,7 @@ class ProcessSpec:
         argv: the command, word by word; no shell is involved.
         environment: all of its environment.
         read_stdin: whether it inherits the launcher's standard input, else it reads from ``/dev/null``.
+        cores: numbers of the processor cores that it is bound to; None for all that the launcher may use.
     """
 
     role: Role
@@ -68,6 +69,7 @@ class ProcessSpec:
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     read_stdin: bool = False
+    cores: frozenset[int] | None = None
 
 
 class Child:
@@ -86,6 +88,12 @@ class Child:
         self.spec = spec
         self.status: int | None = None
         """None while it runs; then its exit status, -N for signal N."""
+
+        def prepare() -> None:
+            guard.enrol()
+            if spec.cores is not None:
+                os.sched_setaffinity(0, spec.cores)
+
         # The launcher has one thread, so the function that runs between fork and exec is safe.
         self._process = subprocess.Popen(
             spec.argv,
@@ -95,7 +103,7 @@ class Child:
             stdout=subprocess.PIPE if capture else None,
             stderr=subprocess.PIPE if capture else None,
             start_new_session=True,
-            preexec_fn=guard.enrol,  # noqa: PLW1509
+            preexec_fn=prepare,  # noqa: PLW1509
         )
 
     @property

@@ -37,30 +37,31 @@ def run_role(role: Role, options: Options, environ: Mapping[str, str]) -> int:
         )
     if role is Role.WORKER:
         return _run_workers(options, environ)
+    if role is Role.SERVER:
+        openmp = affinity.choose(
+            role,
+            environ,
+            wait_policy=options.omp_wait_policy,
+            num_threads=options.omp_num_threads,
+            default=OpenMP("passive", str(max(1, len(affinity.usable_cores()) // affinity.engine_threads(environ)))),
+        )
+        environ = openmp.settle(environ)
     settings = read(settings_class(role), environ)
     if (reason := why_needless(role, settings)) is not None:
         print(f"bpslaunch: {reason}", file=sys.stderr)
         return 0
-    return _become(role, options, environ)
+    return _become(role, environ)
 
 
-def _become(role: Role, options: Options, environ: Mapping[str, str]) -> NoReturn:
+def _become(role: Role, environ: Mapping[str, str]) -> NoReturn:
     """Turn this process into the role's: signals and the exit status are then its own."""
-    environment = {**environ, "PYTHONUNBUFFERED": "1"}
-    if role is Role.SERVER:
-        openmp = affinity.choose(
-            environ,
-            wait_policy=options.omp_wait_policy,
-            num_threads=options.omp_num_threads,
-            default=OpenMP("passive", str(max(1, affinity.cores() // affinity.engine_threads(environ)))),
-        )
-        environment |= openmp.environment()
     sys.stderr.flush()
-    os.execve(sys.executable, module_command("byteps_py", str(role)), environment)
+    os.execve(sys.executable, module_command("byteps_py", str(role)), {**environ, "PYTHONUNBUFFERED": "1"})
 
 
 def _run_workers(options: Options, environ: Mapping[str, str]) -> int:
-    size = environ.get("BYTEPS_LOCAL_SIZE", "").strip() or str(_listed_devices(environ))
+    size = environ.get("BYTEPS_LOCAL_SIZE", "").strip()
+    size = size or str(affinity.listed_devices(environ, affinity.device_files()) or 1)
     # The launcher decides the local ranks, so one that happens to be set is no problem.
     settings = read(WorkerSettings, {**environ, "BYTEPS_LOCAL_RANK": "0", "BYTEPS_LOCAL_SIZE": size})
     if settings.num_worker == 1 and settings.local_size > 1 and not settings.force_distributed:
@@ -73,14 +74,14 @@ def _run_workers(options: Options, environ: Mapping[str, str]) -> int:
         )
         return run_job(job, own)
     find(options.command[0], environ.get("PATH"))
-    specs = plan_workers(options, environ, settings, affinity.cores(), secrets.token_hex(8))
+    specs = plan_workers(options, environ, settings, affinity.usable_cores(), secrets.token_hex(8))
     supervisor = Supervisor(specs, label_lines=options.prefix, report_failures=is_distributed(settings))
     supervisor.say(_summary(settings, specs[0]))
     return supervisor.run()
 
 
 def plan_workers(
-    options: Options, environ: Mapping[str, str], settings: WorkerSettings, cores: int, launch_id: str
+    options: Options, environ: Mapping[str, str], settings: WorkerSettings, cores: frozenset[int], launch_id: str
 ) -> tuple[ProcessSpec, ...]:
     """The workers of this machine, in the order of their local ranks. Pure.
 
@@ -88,25 +89,25 @@ def plan_workers(
         settings: as read from ``environ``, with the ``local_size`` that is wanted.
         cores: shared out among the workers.
         launch_id: becomes ``BYTEPS_LAUNCH_ID``.
+
+    Raises:
+        SettingsError: the workers are to be bound to cores that this machine does not have.
     """
     size = settings.local_size
-    openmp = affinity.choose(
-        environ,
-        wait_policy=options.worker_omp_wait_policy,
-        num_threads=options.worker_omp_num_threads,
-        default=OpenMP(num_threads=str(max(1, cores // size))),
-    )
-    common = {**environ, **openmp.environment(), "BYTEPS_LAUNCH_ID": launch_id, "PYTHONUNBUFFERED": "1"}
-    return tuple(
-        ProcessSpec(
+    common = {**environ, "BYTEPS_LAUNCH_ID": launch_id, "PYTHONUNBUFFERED": "1"}
+    specs = []
+    for index, bound in enumerate(affinity.bind(environ, size, cores)):
+        openmp = affinity.choose(
             Role.WORKER,
-            _label(settings, index),
-            options.command,
-            {**common, "BYTEPS_LOCAL_RANK": str(index), "BYTEPS_LOCAL_SIZE": str(size)},
-            read_stdin=size == 1,
+            environ,
+            wait_policy=options.worker_omp_wait_policy,
+            num_threads=options.worker_omp_num_threads,
+            default=OpenMP(num_threads=str(max(1, len(bound) if bound else len(cores) // size))),
         )
-        for index in range(size)
-    )
+        environment = openmp.settle({**common, "BYTEPS_LOCAL_RANK": str(index), "BYTEPS_LOCAL_SIZE": str(size)})
+        label = _label(settings, index)
+        specs.append(ProcessSpec(Role.WORKER, label, options.command, environment, read_stdin=size == 1, cores=bound))
+    return tuple(specs)
 
 
 def _label(settings: WorkerSettings, index: int) -> str:
@@ -115,14 +116,6 @@ def _label(settings: WorkerSettings, index: int) -> str:
     if settings.worker_id is None:
         return f"worker local {index}"
     return f"worker {settings.worker_id}" if settings.local_size == 1 else f"worker {settings.worker_id}.{index}"
-
-
-def _listed_devices(environ: Mapping[str, str]) -> int:
-    """How many devices ``NVIDIA_VISIBLE_DEVICES`` lists; 1 where it is not set or lists none."""
-    name = "NVIDIA_VISIBLE_DEVICES"
-    if name not in environ:
-        return 1
-    return max(1, affinity.count_devices({name: environ[name]}, affinity.device_files()))
 
 
 def _summary(settings: WorkerSettings, first: ProcessSpec) -> str:

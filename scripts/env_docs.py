@@ -59,7 +59,8 @@ def _section(title: str, variables: Iterable[Variable]) -> str:
     lines = [f"## {title}", "", "| variable | value | default | meaning |", "| --- | --- | --- | --- |"]
     for each in variables:
         default = "must be set" if each.default is None else each.default or "not set"
-        lines.append(f"| `{each.name}` | {each.form} | {default} | {each.meaning} |")
+        names = ", else ".join(f"`{name}`" for name in each.names)
+        lines.append(f"| {names} | {each.form} | {default} | {each.meaning} |")
     return "\n".join([*lines, ""])
 
 

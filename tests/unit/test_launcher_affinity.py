@@ -8,13 +8,14 @@ import pytest
 
 from byteps_py.launcher import affinity
 from byteps_py.launcher.affinity import OpenMP
+from byteps_py.types import Role
 
 
 @pytest.mark.parametrize(
     ("environ", "policy", "threads", "expected"),
     [
         ({}, None, None, OpenMP("passive", "2")),
-        ({"OMP_WAIT_POLICY": "ACTIVE"}, None, None, OpenMP("ACTIVE", "2")),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, None, None, OpenMP("active", "2")),
         ({"OMP_WAIT_POLICY": "ACTIVE"}, "passive", None, OpenMP("passive", "2")),
         ({"OMP_NUM_THREADS": "4,2"}, None, None, OpenMP("passive", "4,2")),
         ({"OMP_NUM_THREADS": "4"}, None, 3, OpenMP("passive", "3")),
@@ -24,7 +25,9 @@ from byteps_py.launcher.affinity import OpenMP
 def test_flag_before_exported_before_default(
     environ: dict[str, str], policy: str | None, threads: int | None, expected: OpenMP
 ) -> None:
-    chosen = affinity.choose(environ, wait_policy=policy, num_threads=threads, default=OpenMP("passive", "2"))
+    chosen = affinity.choose(
+        Role.SERVER, environ, wait_policy=policy, num_threads=threads, default=OpenMP("passive", "2")
+    )
     assert chosen == expected
 
 
@@ -67,5 +70,5 @@ def test_engine_threads(text: str, threads: int) -> None:
 
 
 def test_this_machine() -> None:
-    assert affinity.cores() == len(os.sched_getaffinity(0))
+    assert affinity.usable_cores() == os.sched_getaffinity(0)
     assert affinity.device_files() >= 0

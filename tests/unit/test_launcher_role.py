@@ -28,7 +28,9 @@ def settings(**changed: str) -> WorkerSettings:
 
 def test_each_local_worker_has_its_own_rank() -> None:
     environ = {**JOB, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": "1"}
-    specs = plan_workers(OPTIONS, environ, settings(DMLC_WORKER_ID="1", BYTEPS_LOCAL_SIZE="3"), cores=8, launch_id="9a")
+    specs = plan_workers(
+        OPTIONS, environ, settings(DMLC_WORKER_ID="1", BYTEPS_LOCAL_SIZE="3"), cores=frozenset(range(8)), launch_id="9a"
+    )
     assert [spec.label for spec in specs] == ["worker 1.0", "worker 1.1", "worker 1.2"]
     for index, spec in enumerate(specs):
         assert spec.argv == OPTIONS.command
@@ -52,7 +54,7 @@ def test_each_local_worker_has_its_own_rank() -> None:
     ],
 )
 def test_labels_never_claim_a_rank_that_only_the_scheduler_knows(variables: dict[str, str], label: str) -> None:
-    specs = plan_workers(OPTIONS, JOB, settings(**variables), cores=1, launch_id="9a")
+    specs = plan_workers(OPTIONS, JOB, settings(**variables), cores=frozenset({0}), launch_id="9a")
     assert specs[0].label == label
     assert specs[0].read_stdin == (len(specs) == 1)
     assert specs[0].environment["OMP_NUM_THREADS"] == "1"
@@ -60,7 +62,9 @@ def test_labels_never_claim_a_rank_that_only_the_scheduler_knows(variables: dict
 
 def test_worker_flags_and_exported_values() -> None:
     options = dataclasses.replace(OPTIONS, worker_omp_wait_policy="active", omp_num_threads=7)
-    (spec,) = plan_workers(options, {**JOB, "OMP_NUM_THREADS": "5"}, settings(), cores=8, launch_id="9a")
+    (spec,) = plan_workers(
+        options, {**JOB, "OMP_NUM_THREADS": "5"}, settings(), cores=frozenset(range(8)), launch_id="9a"
+    )
     assert (spec.environment["OMP_WAIT_POLICY"], spec.environment["OMP_NUM_THREADS"]) == ("active", "5")
 
 

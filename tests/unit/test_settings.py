@@ -164,7 +164,7 @@ class TestProblems:
     )
     def test_a_bad_value_is_named_with_the_form_expected(self, name: str, value: str) -> None:
         (problem,) = problems(WorkerSettings, JOB | {name: value})
-        variables = {each.name: each for _, each in variables_of(WorkerSettings)}
+        variables = {name: each for _, each in variables_of(WorkerSettings) for name in each.names}
         assert problem == f"{name}={value!r} must be {variables[name].form} ({variables[name].meaning})"
 
     def test_a_bad_value_is_not_compared_with_others(self) -> None:
@@ -265,7 +265,8 @@ class TestTable:
         assert made == (ROOT / "docs" / "env.md").read_text(encoding="utf-8"), "run `make docs`"
         for settings in CLASSES:
             for _, variable in variables_of(settings):
-                assert f"| `{variable.name}` | {variable.form} |" in made
+                names = ", else ".join(f"`{name}`" for name in variable.names)
+                assert f"| {names} | {variable.form} |" in made
 
     def test_defaults_are_told_as_they_are(self) -> None:
         for settings in CLASSES:
@@ -277,7 +278,7 @@ class TestTable:
                     assert variable.parse(variable.default) == field.default
 
     def test_every_variable_that_the_package_speaks_of_is_in_the_table(self) -> None:
-        known = {each.name for settings in CLASSES for _, each in variables_of(settings)}
+        known = {name for settings in CLASSES for _, each in variables_of(settings) for name in each.names}
         known |= {each.name for each in OTHER_VARIABLES}
         spoken: set[str] = set()
         for folder in (ROOT / "byteps_py", ROOT / "launcher"):
