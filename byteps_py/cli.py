@@ -68,7 +68,7 @@ def _run_scheduler() -> int:
         return 0
     from byteps_py.roles import scheduler
 
-    logs.configure(settings.log_level, "scheduler")
+    logs.configure(settings, "scheduler")
     return scheduler.run(settings)
 
 
@@ -79,7 +79,7 @@ def _run_server() -> int:
         return 0
     from byteps_py.roles import server
 
-    logs.configure(settings.log_level, "server")
+    logs.configure(settings, "server")
     return server.run(settings)
 
 

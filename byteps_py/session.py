@@ -278,7 +278,7 @@ def get_pushpull_speed() -> tuple[int, float]:
 
 
 def _join(settings: WorkerSettings) -> Session:
-    logs.configure(settings.log_level, "worker")
+    logs.configure(settings, "worker")
     chosen = kernels.select(settings.kernels)
     incarnation = secrets.randbits(64)
     endpoint = ZmqEndpoint(worker_identity(incarnation), MAX_PARTITION_BYTES)
@@ -290,7 +290,7 @@ def _join(settings: WorkerSettings) -> Session:
             worker.close()
         raise
     me = welcome.participants[welcome.rank]
-    logs.configure(settings.log_level, f"worker {welcome.rank}")
+    logs.configure(settings, f"worker {welcome.rank}")
     return Session(worker, welcome.rank, len(welcome.participants), me.local_rank, me.local_size)
 
 

@@ -7,7 +7,6 @@ Only this module and the entry points touch ``os.environ``.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,26 +15,32 @@ from typing import Any, TypeVar
 from byteps_py.errors import SettingsError
 from byteps_py.types import Role
 from byteps_py.variables import (
+    Finding,
     Variable,
     boolean,
     choice,
     core_lists,
+    examine,
     integer,
     port_range,
     seconds,
     team,
     text,
     variable,
+    variables_of,
 )
 
 __all__ = [
     "MAX_PARTITION_BYTES",
     "OTHER_VARIABLES",
     "JobSettings",
+    "LogSettings",
     "SchedulerSettings",
     "ServerSettings",
     "Variable",
     "WorkerSettings",
+    "environment",
+    "inspect",
     "is_distributed",
     "read",
     "read_role",
@@ -49,9 +54,26 @@ __all__ = [
 MAX_PARTITION_BYTES = 1 << 30
 """Largest partition that may be set, and so the largest payload frame that a data socket accepts."""
 
+_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
+
+
+def _log_level(default: str) -> Any:
+    return variable("BYTEPS_LOG_LEVEL", choice(*_LEVELS), "least severe message that is logged to stderr", default)
+
 
 @dataclass(frozen=True, kw_only=True)
-class JobSettings:
+class LogSettings:
+    """What is logged, and how: for a process of any job, also for one that is a job of its own."""
+
+    log_level: str = _log_level("warning")
+    verbose: int = variable(
+        "PS_VERBOSE", integer(0, 2), "1: log connections, as BYTEPS_LOG_LEVEL=info does; 2: log every message", 0
+    )
+    hide_time: bool = variable("BYTEPS_LOG_HIDE_TIME", boolean(), "leave the time out of log lines", False, "0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSettings(LogSettings):
     """What every process of a distributed job must know."""
 
     num_worker: int = variable("DMLC_NUM_WORKER", integer(1, 65535), "number of worker machines")
@@ -79,12 +101,6 @@ class JobSettings:
         "30",
     )
     kernels: str = variable("BYTEPS_KERNELS", choice("native", "reference"), "summation in C, or in NumPy", "native")
-    log_level: str = variable(
-        "BYTEPS_LOG_LEVEL",
-        choice("trace", "debug", "info", "warning", "error", "fatal"),
-        "least severe message that is logged to stderr",
-        "warning",
-    )
     node_host: str | None = variable(
         "DMLC_NODE_HOST",
         text("a host name or an address"),
@@ -108,16 +124,13 @@ class JobSettings:
         20.0,
         "20",
     )
-    verbose: int = variable(
-        "PS_VERBOSE", integer(0, 2), "1: log connections, as BYTEPS_LOG_LEVEL=info does; 2: log every message", 0
-    )
-    hide_time: bool = variable("BYTEPS_LOG_HIDE_TIME", boolean(), "leave the time out of log lines", False, "0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerSettings(JobSettings):
     """The scheduler's settings."""
 
+    log_level: str = _log_level("info")
     kubernetes: bool = variable(
         "DMLC_USE_KUBERNETES", boolean(), "the scheduler listens on all addresses, whatever its own is", False, "0"
     )
@@ -127,6 +140,7 @@ class SchedulerSettings(JobSettings):
 class ServerSettings(JobSettings):
     """A server's settings."""
 
+    log_level: str = _log_level("info")
     engine_threads: int = variable(
         "BYTEPS_SERVER_ENGINE_THREAD", integer(1, 256), "threads that sum, each with an OpenMP team of its own", 1
     )
@@ -206,9 +220,15 @@ OTHER_VARIABLES: tuple[Variable, ...] = (
     Variable("DMLC_ROLE", *choice("scheduler", "server", "worker"), "", "what this process is in a distributed job"),
     Variable(
         "NVIDIA_VISIBLE_DEVICES",
+        *text("a list of devices, all, none or void"),
+        "",
+        "bpslaunch starts as many workers as there are devices in it, without -n and BYTEPS_LOCAL_SIZE",
+    ),
+    Variable(
+        "CUDA_VISIBLE_DEVICES",
         *text("a list of devices"),
         "",
-        "bpslaunch starts as many workers as there are devices in it; CUDA_VISIBLE_DEVICES counts too",
+        "the same; where both are set, the shorter list counts",
     ),
 )
 """What is read outside the classes: by the entry points, or by others on our behalf."""
@@ -218,13 +238,7 @@ _CLASSES: dict[Role, type[JobSettings]] = {
     Role.SERVER: ServerSettings,
     Role.WORKER: WorkerSettings,
 }
-_S = TypeVar("_S", bound=JobSettings)
-
-
-def variables_of(settings: type[JobSettings]) -> Iterator[tuple[str, Variable]]:
-    """``(field name, variable)`` of a settings class, in the order of the table."""
-    for each in dataclasses.fields(settings):
-        yield each.name, each.metadata["variable"]
+_S = TypeVar("_S", bound=LogSettings)
 
 
 def read_role(environ: Mapping[str, str] | None = None) -> Role | None:
@@ -233,7 +247,7 @@ def read_role(environ: Mapping[str, str] | None = None) -> Role | None:
     Raises:
         SettingsError: the word is no role.
     """
-    text = (os.environ if environ is None else environ).get("DMLC_ROLE", "").strip()
+    text = (environment() if environ is None else environ).get("DMLC_ROLE", "").strip()
     if not text:
         return None
     try:
@@ -242,39 +256,51 @@ def read_role(environ: Mapping[str, str] | None = None) -> Role | None:
         raise SettingsError(f"DMLC_ROLE={text!r} must be one of scheduler, server, worker") from None
 
 
+def inspect(settings: type[LogSettings], environ: Mapping[str, str]) -> tuple[list[Finding], list[str]]:
+    """Look at each variable of a class by itself, then at all together.
+
+    Returns:
+        a finding for each field, and contradictions among values that are good by themselves. Pure.
+    """
+    findings = list(examine(settings, environ))
+    values = {each.field: each.value for each in findings if not each.problem}
+    origins = {each.field: each.origin for each in findings}
+    return findings, list(_contradictions(values, origins))
+
+
 def read(settings: type[_S], environ: Mapping[str, str] | None = None) -> _S:
     """Parse the variables of one role.
 
     Args:
-        settings: :class:`SchedulerSettings`, :class:`ServerSettings` or :class:`WorkerSettings`.
+        settings: :class:`SchedulerSettings`, :class:`ServerSettings` or :class:`WorkerSettings`; or
+            :class:`LogSettings`, of which no variable must be set.
         environ: the environment; None for that of this process. An empty value counts as not set.
 
     Raises:
         SettingsError: with every missing variable and every bad value, each with the form that is expected.
     """
-    source = os.environ if environ is None else environ
-    values: dict[str, Any] = {}
-    problems: list[str] = []
-    for each in dataclasses.fields(settings):
-        variable: Variable = each.metadata["variable"]
-        if (found := variable.find(source)) is not None:
-            name, text = found
-            try:
-                values[each.name] = variable.parse(text)
-            except ValueError:
-                problems.append(f"{name}={text!r} must be {variable.form} ({variable.meaning})")
-        elif each.default is dataclasses.MISSING:
-            problems.append(f"{variable.name} is not set: {variable.meaning}; expected {variable.form}")
-        else:
-            values[each.name] = each.default
-    problems.extend(_contradictions(values))
+    findings, contradictions = inspect(settings, environment() if environ is None else environ)
+    problems = [each.problem for each in findings if each.problem] + contradictions
     if problems:
         raise SettingsError(problems)
-    return settings(**values)
+    return settings(**{each.field: each.value for each in findings})
 
 
-def _contradictions(values: Mapping[str, Any]) -> Iterator[str]:
+def environment() -> Mapping[str, str]:
+    """The environment of this process, for one who looks through all of it."""
+    return os.environ
+
+
+def _contradictions(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
     """Problems that no single variable shows, among the values that are good by themselves."""
+    ports = values.get("port_range")
+    for field in ("root_port", "port"):
+        port = values.get(field)
+        if ports is not None and port and not ports[0] <= port <= ports[1]:
+            yield (
+                f"{origins[field]}={port} must lie in {origins['port_range']}={ports[0]}-{ports[1]}: every port that "
+                "is listened at does"
+            )
     num_worker = values.get("num_worker")
     if _several(values) and values.get("num_server") == 0:
         yield "DMLC_NUM_SERVER=0: a job of several workers, or a forced one, needs at least one server"
@@ -304,7 +330,7 @@ def runs_alone(environ: Mapping[str, str] | None = None) -> bool:
     Raises:
         SettingsError: the environment describes a distributed job but gives this process no role in it.
     """
-    source = os.environ if environ is None else environ
+    source = environment() if environ is None else environ
     words = {name: source.get(name, "").strip() for name in ("DMLC_NUM_WORKER", "BYTEPS_LOCAL_SIZE")}
     forced = source.get("BYTEPS_FORCE_DISTRIBUTED", "").strip().lower() not in ("", "0", "false", "no", "off")
     alone = not forced and all(word in ("", "1") for word in words.values())
@@ -328,7 +354,7 @@ def _first_sign(words: Mapping[str, str]) -> str:
 
 def wants_native_kernels(environ: Mapping[str, str] | None = None) -> bool:
     """Whether ``BYTEPS_KERNELS`` leaves the choice at its default."""
-    return (os.environ if environ is None else environ).get("BYTEPS_KERNELS", "").strip().lower() != "reference"
+    return (environment() if environ is None else environ).get("BYTEPS_KERNELS", "").strip().lower() != "reference"
 
 
 def why_needless(role: Role, settings: JobSettings) -> str | None:

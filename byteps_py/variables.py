@@ -7,21 +7,25 @@ raises ValueError.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
+    "Finding",
     "Variable",
     "boolean",
     "choice",
     "core_lists",
+    "examine",
     "integer",
     "port_range",
     "seconds",
     "team",
     "text",
     "variable",
+    "variables_of",
 ]
 
 
@@ -78,7 +82,8 @@ def team(low: int, high: int) -> tuple[str, Callable[[str], int]]:
 
 def seconds(low: float, high: float) -> tuple[str, Callable[[str], float]]:
     def parse(text: str) -> float:
-        value = float(text)
+        # float() alone would take 1_0 and the digits of every script; nan and infinities are in no range
+        value = float(text) if text.isascii() and "_" not in text else math.nan
         if not low <= value <= high:
             raise ValueError(text)
         return value
@@ -168,3 +173,50 @@ def variable(
     if required:
         return field(metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def variables_of(table: type) -> Iterator[tuple[str, Variable]]:
+    """``(field name, variable)`` of a dataclass whose fields are made by :func:`variable`, in their order."""
+    for each in dataclasses.fields(table):
+        yield each.name, each.metadata["variable"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What an environment says about one field of a table.
+
+    Attributes:
+        field: its name in the class.
+        variable: what gives it.
+        value: the value in force; None where there is a problem.
+        origin: the name of the variable that gave it; empty for the default.
+        problem: what is wrong with it; empty if nothing is.
+        missing: whether the problem is that a variable is not set.
+    """
+
+    field: str
+    variable: Variable
+    value: Any = None
+    origin: str = ""
+    problem: str = ""
+    missing: bool = False
+
+
+def examine(table: type, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Look at each variable of a table by itself. Pure."""
+    return (_examine(each, environ) for each in dataclasses.fields(table))
+
+
+def _examine(field: dataclasses.Field[Any], environ: Mapping[str, str]) -> Finding:
+    variable: Variable = field.metadata["variable"]
+    if (found := variable.find(environ)) is not None:
+        name, text = found
+        try:
+            return Finding(field.name, variable, variable.parse(text), name)
+        except ValueError:
+            problem = f"{name}={text!r} must be {variable.form} ({variable.meaning})"
+            return Finding(field.name, variable, origin=name, problem=problem)
+    if field.default is dataclasses.MISSING:
+        problem = f"{variable.name} is not set: {variable.meaning}; expected {variable.form}"
+        return Finding(field.name, variable, problem=problem, missing=True)
+    return Finding(field.name, variable, field.default)

@@ -6,6 +6,8 @@ import logging
 import sys
 from typing import Final
 
+from byteps_py.settings import LogSettings
+
 __all__ = ["LEVELS", "configure"]
 
 LEVELS: Final = {
@@ -19,18 +21,24 @@ LEVELS: Final = {
 """The words of ``BYTEPS_LOG_LEVEL``."""
 
 
-def configure(level: str, label: str) -> None:
-    """Send the package's log lines from ``level`` on to stderr, once per process.
+_VERBOSE: Final = (logging.CRITICAL, logging.INFO, logging.DEBUG)
+"""By ``PS_VERBOSE``: from which level on messages are logged in any case."""
+
+
+def configure(settings: LogSettings, label: str) -> None:
+    """Send the package's log lines to stderr, once per process.
 
     A program that has set up a handler for the ``byteps_py`` logger itself keeps it.
 
     Args:
-        level: a word of :data:`LEVELS`.
+        settings: from which level on; whether with the time. The more verbose of ``BYTEPS_LOG_LEVEL`` and
+            ``PS_VERBOSE`` wins.
         label: who speaks, such as ``"server 0"``; set anew by every call.
     """
     logger = logging.getLogger("byteps_py")
-    logger.setLevel(LEVELS[level])
-    formatter = logging.Formatter(f"%(asctime)s %(levelname)s byteps {label}: %(message)s", "%H:%M:%S")
+    logger.setLevel(min(LEVELS[settings.log_level], _VERBOSE[settings.verbose]))
+    time = "" if settings.hide_time else "%(asctime)s "
+    formatter = logging.Formatter(f"{time}%(levelname)s byteps {label}: %(message)s", "%Y-%m-%d %H:%M:%S")
     ours = [each for each in logger.handlers if getattr(each, "made_by_byteps", False)]
     if not ours and not logger.handlers:
         handler = logging.StreamHandler(sys.stderr)

@@ -25,7 +25,7 @@ JOB = {
 def job(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in JOB.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("byteps_py.telemetry.logs.configure", lambda level, label: None)
+    monkeypatch.setattr("byteps_py.telemetry.logs.configure", lambda settings, label: None)
 
 
 @pytest.mark.parametrize(
