@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -15,11 +17,20 @@ from pathlib import Path
 PREAMBLE = "import os, sys, time, signal\nimport numpy as np\nimport byteps_py as bps\nbps.init()\n"
 
 
+_turns = itertools.count()
+
+
 def free_port() -> int:
-    """A port that nothing listens at right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nothing listens at, and that nobody else takes soon.
+
+    It is below those that the system hands out, and each process of a test run goes through others: tests run beside
+    one another, and there is time between asking for a port and listening at it.
+    """
+    while True:
+        port = 10_000 + (os.getpid() * 64 + next(_turns)) % 20_000
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Job:

@@ -1,7 +1,9 @@
 """Finds what a test has left behind: processes, sockets, shared memory, temporary files.
 
 Processes are recognised in two ways: as descendants of the test process, and, where their parent has died and they
-belong to nobody any more, by a variable in their environment that only this test run has.
+belong to nobody any more, by a variable in their environment that only this test run has. Shared memory has no such
+mark, and other runs and users may have some at this moment; it is left over if it is this user's and no process has it
+open or mapped.
 """
 
 from __future__ import annotations
@@ -82,8 +84,23 @@ def _processes(mark: str) -> dict[tuple[int, float], str]:
 def _shared_memory() -> set[str]:
     if not SHARED_MEMORY.is_dir():
         return set()
-    entries = (each for each in SHARED_MEMORY.iterdir() if not each.name.startswith(_THIRD_PARTY_SHARED_MEMORY))
-    return {f"shared memory {entry}" for entry in entries}
+    own: set[str] = set()
+    for entry in SHARED_MEMORY.iterdir():
+        with contextlib.suppress(OSError):
+            if entry.lstat().st_uid == os.getuid() and not entry.name.startswith(_THIRD_PARTY_SHARED_MEMORY):
+                own.add(str(entry))
+    return {f"shared memory {entry}" for entry in own - _in_use()} if own else set()
+
+
+def _in_use() -> set[str]:
+    """The shared memory that some process has open or mapped, as far as this user may see."""
+    found: set[str] = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            found.update(each.path for each in process.open_files())
+        with contextlib.suppress(psutil.Error, OSError):
+            found.update(each.path for each in process.memory_maps())
+    return {each for each in found if each.startswith(f"{SHARED_MEMORY}/")}
 
 
 def _temporary_files() -> set[str]:

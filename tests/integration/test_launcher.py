@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,9 @@ from typing import IO
 
 import psutil
 import pytest
+
+
+from tests.helpers.jobs import free_port
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -423,13 +425,6 @@ def test_usage_errors_start_nothing(launch: Callable[..., Launch]) -> None:
 
 
 # One role of a job that spans machines.
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture

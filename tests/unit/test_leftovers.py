@@ -79,3 +79,14 @@ def test_shared_memory_is_named(run_mark: str) -> None:
         assert leftovers.look(run_mark).since(before) == [f"shared memory {segment}"]
     finally:
         segment.unlink()
+
+
+def test_shared_memory_that_somebody_uses_is_no_leftover(run_mark: str) -> None:
+    before = leftovers.look(run_mark)
+    segment = leftovers.SHARED_MEMORY / f"byteps-test-{os.getpid()}"
+    try:
+        with segment.open("wb"):
+            assert leftovers.look(run_mark).since(before) == []
+        assert leftovers.look(run_mark).since(before) == [f"shared memory {segment}"]
+    finally:
+        segment.unlink()
