@@ -17,7 +17,6 @@ from typing import IO
 import psutil
 import pytest
 
-
 from tests.helpers.jobs import free_port
 
 pytestmark = pytest.mark.timeout(90)
