@@ -64,14 +64,15 @@ class SchedulerLink:
         self._settings = settings
         self._register = register
         self._log = log
-        self._address = f"{settings.root_uri}:{settings.root_port}"
+        address = tcp_address(settings.root_uri, settings.root_port)
+        self._address = address.removeprefix("tcp://")
         self._started = self._report_due = now
         self._report_due += _REPORT_INTERVAL
         self._register_due = self._heartbeat_due = now
         self._last_heard: float | None = None
         self._scheduler: ProcessInfo | None = None
         self._welcomed = False
-        endpoint.connect(SCHEDULER, tcp_address(settings.root_uri, settings.root_port))
+        endpoint.connect(SCHEDULER, address)
         self.tick(now)
 
     def send(self, message: ControlMessage) -> None:
@@ -133,15 +134,20 @@ class SchedulerLink:
             )
 
     def _check_start(self, now: float) -> None:
-        waited = now - self._started
-        if waited > self._settings.start_timeout:
+        waited, limit = now - self._started, self._settings.start_timeout
+        if limit and waited > limit:
             raise TransportTimeout(
-                f"no scheduler answered at {self._address} within {waited:.0f} s (BYTEPS_START_TIMEOUT): check that it "
-                "runs, that DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT are the same everywhere, and the firewall"
+                f"no scheduler answered at {self._address} within {waited:.0f} s (BYTEPS_START_TIMEOUT)"
+                f"{self._diagnosis()}: check that it runs, that DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT are the same "
+                "everywhere, and the firewall"
             )
         if now >= self._report_due:
             self._report_due = now + _REPORT_INTERVAL
-            self._log.warning("waiting %.0f s for the scheduler at %s", waited, self._address)
+            self._log.warning("waiting %.0f s for the scheduler at %s%s", waited, self._address, self._diagnosis())
+
+    def _diagnosis(self) -> str:
+        why = self._endpoint.diagnose(SCHEDULER)
+        return f": {why}" if why else ""
 
 
 def package_version() -> str:

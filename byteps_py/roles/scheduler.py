@@ -15,11 +15,14 @@ from typing import Final
 from byteps_py.core.actions import Action, Log, Send, Stop
 from byteps_py.core.membership import Membership, State
 from byteps_py.errors import LocalProtocolError, RemoteProtocolError, SettingsError, TransportError
+from byteps_py.roles.address import check_interface
 from byteps_py.roles.envelope import Complaints
 from byteps_py.roles.member import SCHEDULER
 from byteps_py.roles.process import describe_this_process, is_proven_gone
 from byteps_py.settings import SchedulerSettings
 from byteps_py.transport.base import Endpoint, Message, tcp_address
+from byteps_py.transport.ports import WILDCARD
+from byteps_py.transport.resolve import wait_until_resolved
 from byteps_py.transport.zmq import ZmqEndpoint
 from byteps_py.wire.control import (
     MAX_CONTROL_BYTES,
@@ -52,12 +55,14 @@ def run(settings: SchedulerSettings, endpoint: Endpoint | None = None) -> int:
         The exit status: 0 when every worker said goodbye, 1 when the job was aborted or the address is not free.
 
     Raises:
-        SettingsError: the job has no server.
+        SettingsError: the job has no server, or ``DMLC_INTERFACE`` is no interface of this machine.
+        TransportError: the limit of open files is too low.
     """
     if settings.num_server < 1:
         raise SettingsError(f"DMLC_NUM_SERVER={settings.num_server}: a job with a scheduler needs at least one server")
+    check_interface(settings)
     if endpoint is None:
-        endpoint = ZmqEndpoint(SCHEDULER, MAX_CONTROL_BYTES)
+        endpoint = ZmqEndpoint(SCHEDULER, MAX_CONTROL_BYTES, settings.num_worker + settings.num_server)
     try:
         return Scheduler(settings, endpoint).serve()
     except TransportError as error:
@@ -96,7 +101,7 @@ class Scheduler:
         self._tick_due = time.monotonic()
         self.stop: Stop | None = None
         """How the job ended, once it has."""
-        address = endpoint.listen(tcp_address(settings.root_uri, settings.root_port))
+        address = endpoint.listen(_listening_address(settings))
         workers, servers = settings.num_worker, settings.num_server
         _log.info("listening at %s for %d workers and %d servers", address, workers, servers)
 
@@ -183,3 +188,11 @@ class Scheduler:
     def _somebody_is_there(self) -> bool:
         members = self._membership.members()
         return not self._was_complete or any(is_proven_gone(each, self._here) is None for _, each, _ in members)
+
+
+def _listening_address(settings: SchedulerSettings) -> str:
+    """The own address as all know it, if that can be listened at: in a cluster it may be that of a service."""
+    if settings.kubernetes:
+        return tcp_address(WILDCARD, settings.root_port)
+    wait_until_resolved(settings.root_uri, settings.root_port, settings.start_timeout, _log)
+    return tcp_address(settings.root_uri, settings.root_port)

@@ -15,14 +15,15 @@ from typing import Final
 
 from byteps_py import kernels
 from byteps_py.core.aggregation import Accept, Action, Aggregation, Contribution, Reject, Reply, Sum
-from byteps_py.errors import BytePSError, RemoteProtocolError
+from byteps_py.errors import BytePSError, RemoteProtocolError, SettingsError
+from byteps_py.roles.address import listening_ports, own_address
 from byteps_py.roles.engine import Engine
 from byteps_py.roles.envelope import Complaints, Envelope, open_frames
 from byteps_py.roles.member import SCHEDULER, SchedulerLink, package_version, worker_identity
 from byteps_py.roles.process import describe_this_process
 from byteps_py.settings import MAX_PARTITION_BYTES, ServerSettings
 from byteps_py.transport.base import Buffer, Endpoint, Message, tcp_address
-from byteps_py.transport.zmq import ZmqEndpoint, address_towards
+from byteps_py.transport.zmq import ZmqEndpoint
 from byteps_py.types import Role
 from byteps_py.wire.control import ControlMessage, Finished, Left, Register, Welcome
 from byteps_py.wire.header import ACCEPT_ENTRY, RANK_ENTRY, Flag, Header, Opcode, encode
@@ -39,16 +40,22 @@ def run(settings: ServerSettings, endpoint: Endpoint | None = None) -> int:
 
     Returns:
         The exit status: 0 when every worker said goodbye, 1 when the job was aborted or this server failed.
+
+    Raises:
+        SettingsError: ``DMLC_INTERFACE`` gives no address.
+        TransportError: the limit of open files is too low.
     """
     incarnation = secrets.randbits(64)
     if endpoint is None:
-        endpoint = ZmqEndpoint(b"server-%016x" % incarnation, MAX_PARTITION_BYTES)
+        endpoint = ZmqEndpoint(b"server-%016x" % incarnation, MAX_PARTITION_BYTES, settings.num_worker)
     try:
         server = Server(settings, endpoint, incarnation, time.monotonic())
         try:
             server.serve()
         finally:
             server.close()
+    except SettingsError:
+        raise
     except BytePSError as error:
         _log.error("%s", error)
         return 1
@@ -70,8 +77,8 @@ class Server:
     def __init__(self, settings: ServerSettings, endpoint: Endpoint, incarnation: int, now: float) -> None:
         self._endpoint = endpoint
         self._incarnation = incarnation
-        host = settings.node_host or address_towards(settings.root_uri, settings.root_port)
-        address = endpoint.listen(tcp_address(host, settings.port))
+        host, reason = own_address(settings, _log)
+        address = endpoint.listen(tcp_address(host, settings.port), listening_ports(settings))
         port = address.rpartition(":")[2]
         register = Register(
             version=package_version(),
@@ -96,6 +103,7 @@ class Server:
         self._early_bytes = 0
         self._complaints = Complaints(_log)
         self._finished = False
+        _log.info("the own address is %s, %s", host, reason)
         _log.info("listening at %s, %d engine threads of %d OpenMP threads", address, settings.engine_threads, team)
 
     def serve(self) -> None:

@@ -30,16 +30,30 @@ class Message(NamedTuple):
 class Endpoint(Protocol):
     """Sends and receives multipart messages; reconnects by itself; never blocks in :meth:`send`."""
 
-    def listen(self, address: str) -> str:
-        """Accept peers at ``address`` (``tcp://host:port``; port 0 takes a free one); returns the real address.
+    def listen(self, address: str, ports: Sequence[int] = ()) -> str:
+        """Accept peers at ``address`` (``tcp://host:port``); returns the real address.
+
+        Args:
+            address: where; ``*`` is all of this machine.
+            ports: if the port in ``address`` is 0, the first free one of these is taken; without any, any free one.
 
         Raises:
-            TransportError: the address cannot be bound; the message names it and the reason.
+            TransportError: the address cannot be bound; the message names it, the reason, and who holds the port.
         """
 
     def connect(self, peer: bytes, address: str) -> None:
-        """Open a connection that is called ``peer`` from now on. Returns at once; a peer that is not there yet is
-        tried again until :meth:`close`."""
+        """Open a connection that is called ``peer`` from now on. Returns at once; a peer that is not there yet, or
+        whose name is not known yet, is tried again until :meth:`close`.
+
+        Raises:
+            TransportError: the address is of another form.
+        """
+
+    def diagnose(self, peer: bytes) -> str:
+        """Why nothing is heard of ``peer``, to which :meth:`connect` was asked to connect, as part of a sentence.
+
+        May take two seconds: only for a peer that is waited for anyway.  Empty if nothing can be said.
+        """
 
     def send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
         """Queue one message. False if ``peer`` has never been seen or is no longer connected."""

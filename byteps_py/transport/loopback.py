@@ -59,8 +59,10 @@ class LoopbackEndpoint:
         self._address: str | None = None
         self._closed = False
 
-    def listen(self, address: str) -> str:
-        """See :meth:`byteps_py.transport.base.Endpoint.listen`."""
+    def listen(self, address: str, ports: Sequence[int] = ()) -> str:
+        """See :meth:`byteps_py.transport.base.Endpoint.listen`; every number of ``ports`` counts as free."""
+        if ports and address.endswith(":0"):
+            address = f"{address[:-1]}{ports[0]}"
         self._address = self._network.bind(address, self)
         return self._address
 
@@ -85,6 +87,10 @@ class LoopbackEndpoint:
                 return False
             self._network.deliver(target[0], Message(target[1], views))
             return True
+
+    def diagnose(self, peer: bytes) -> str:
+        """See :meth:`byteps_py.transport.base.Endpoint.diagnose`."""
+        return ""
 
     def flush(self) -> None:
         """Deliver what was sent before the listener was there."""

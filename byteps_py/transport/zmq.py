@@ -9,6 +9,7 @@ Settings that matter, and why:
 * ``MAXMSGSIZE``: libzmq allocates what a frame announces, so the announcement is bounded.
 * TCP keepalive and a bound on retransmission: a connection that died without a word is noticed and made anew.
 * The context is made by the endpoint, so after any fork of the process that uses it.
+* Only numeric addresses, from :mod:`~byteps_py.transport.dialing`: libzmq would look names up on its I/O thread.
 
 Exit: pyzmq keeps what was lent to libzmq alive until its own exit handler, which it registers when the module of its
 collector is imported, by default with the first large message.  Handlers run last in, first out, so it is imported
@@ -18,9 +19,7 @@ here, before anybody can register one that closes an endpoint: else libzmq would
 from __future__ import annotations
 
 import errno
-import logging
 import os
-import socket
 import threading
 from collections.abc import Sequence
 from typing import Final
@@ -29,11 +28,13 @@ import zmq
 import zmq.utils.garbage  # see "Exit" above
 
 from byteps_py.errors import TransportError
+from byteps_py.transport import descriptors, listening
 from byteps_py.transport.base import Buffer, Message, tcp_address
+from byteps_py.transport.dialing import Dial
+from byteps_py.transport.probe import probe
+from byteps_py.transport.resolve import is_numeric, resolve, split_address
 
-__all__ = ["ZmqEndpoint", "address_towards"]
-
-_log = logging.getLogger("byteps_py.transport")
+__all__ = ["ZmqEndpoint"]
 
 _BATCH: Final = 64
 """Messages taken from one socket before the others get their turn."""
@@ -50,31 +51,36 @@ class ZmqEndpoint:
         identity: how this process presents itself to the peers it connects to; unique in the job, 1 to 255 bytes,
             not starting with a zero byte.
         max_message_bytes: a peer that announces a longer frame is disconnected.
+        peers: how many are expected to connect to this one, as far as that is known.
+
+    Raises:
+        TransportError: the limit of open files is too low.
     """
 
-    def __init__(self, identity: bytes, max_message_bytes: int = 1 << 30) -> None:
+    def __init__(self, identity: bytes, max_message_bytes: int = 1 << 30, peers: int = 0) -> None:
+        descriptors.need(descriptors.CONTEXT + peers)
         self._identity = identity
         self._max_message_bytes = max_message_bytes
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router: zmq.Socket[bytes] | None = None
         self._dealers: dict[bytes, zmq.Socket[bytes]] = {}
         self._names: dict[zmq.Socket[bytes], bytes] = {}
+        self._addresses: dict[bytes, tuple[str, int]] = {}
+        self._dials: dict[bytes, Dial] = {}
         self._poller = zmq.Poller()
         self._wake_lock = threading.Lock()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller.register(self._wake_fd, zmq.POLLIN)
 
-    def listen(self, address: str) -> str:
-        """See :meth:`byteps_py.transport.base.Endpoint.listen`; names are resolved.
-
-        An address that is not one of this machine (NAT, containers) is replaced by the wildcard, with a log line.
-        """
-        host, port = _split(address)
+    def listen(self, address: str, ports: Sequence[int] = ()) -> str:
+        """See :meth:`byteps_py.transport.base.Endpoint.listen`, and :mod:`byteps_py.transport.listening`."""
+        host, port = split_address(address)
+        descriptors.need(descriptors.LISTENER)
         router = self._open(zmq.ROUTER)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         try:
-            bound = _bind(router, host, port)
+            bound = listening.bind(router, host, port, ports)
         except BaseException:
             router.close(0)  # an open socket would keep close() from ever returning
             raise
@@ -83,33 +89,29 @@ class ZmqEndpoint:
         return bound
 
     def connect(self, peer: bytes, address: str) -> None:
-        """See :meth:`byteps_py.transport.base.Endpoint.connect`.
-
-        Raises:
-            TransportError: the address cannot be parsed, or the name in it cannot be resolved.
-        """
-        if peer in self._dealers:
+        """See :meth:`byteps_py.transport.base.Endpoint.connect`. A name is looked up meanwhile, and again."""
+        if peer in self._addresses:
             raise TransportError(f"peer {peer!r} is connected already")
-        host, port = _split(address)
-        target = tcp_address(_resolve(host, port)[0], port)
-        dealer = self._open(zmq.DEALER)
-        dealer.setsockopt(zmq.ROUTING_ID, self._identity)
-        dealer.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
-        try:
-            dealer.connect(target)
-        except zmq.ZMQError as error:
-            dealer.close(0)
-            raise TransportError(f"cannot connect to {address}: {error}") from error
-        self._dealers[peer] = dealer
-        self._names[dealer] = peer
-        self._poller.register(dealer, zmq.POLLIN)
+        host, port = split_address(address)
+        descriptors.need(descriptors.CONNECTION)
+        if is_numeric(host):
+            self._attach(peer, tcp_address(resolve(host, port)[0], port))
+        else:
+            self._dials[peer] = Dial(host, port, self.wake)
+        self._addresses[peer] = host, port
+
+    def diagnose(self, peer: bytes) -> str:
+        """See :meth:`byteps_py.transport.base.Endpoint.diagnose`."""
+        dial = self._dials.get(peer)
+        return probe(*self._addresses[peer]).text if dial is None else dial.trouble
 
     def send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
         """See :meth:`byteps_py.transport.base.Endpoint.send`. Frames under 64 KiB are copied, larger ones are lent."""
         dealer = self._dealers.get(peer)
         try:
-            if dealer is not None:
+            if dealer is None and peer in self._dials:
+                self._dials[peer].unsent.append(frames)
+            elif dealer is not None:
                 dealer.send_multipart(frames, zmq.NOBLOCK, copy=False)
             elif self._router is not None:
                 self._router.send_multipart([peer, *frames], zmq.NOBLOCK, copy=False)
@@ -125,6 +127,8 @@ class ZmqEndpoint:
         """See :meth:`byteps_py.transport.base.Endpoint.receive`."""
         milliseconds = None if timeout is None else max(0, -int(-timeout * 1000 // 1))
         messages: list[Message] = []
+        if self._dials:
+            self._follow_dials()
         for source, _ in self._poller.poll(milliseconds):
             if source == self._wake_fd:
                 os.eventfd_read(self._wake_fd)
@@ -142,6 +146,8 @@ class ZmqEndpoint:
         """See :meth:`byteps_py.transport.base.Endpoint.close`."""
         if self._wake_fd < 0:
             return
+        for dial in self._dials.values():
+            dial.stop()
         for each in (*self._dealers.values(), self._router):
             if each is not None:
                 each.close(0)
@@ -150,11 +156,42 @@ class ZmqEndpoint:
             os.close(self._wake_fd)
             self._wake_fd = -1
 
+    def _attach(self, peer: bytes, target: str) -> None:
+        """Connect to a numeric address."""
+        dealer = self._open(zmq.DEALER)
+        dealer.setsockopt(zmq.ROUTING_ID, self._identity)
+        dealer.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+        try:
+            dealer.connect(target)
+        except zmq.ZMQError as error:
+            dealer.close(0)
+            raise TransportError(f"cannot connect to {target}: {error}") from error
+        self._dealers[peer] = dealer
+        self._names[dealer] = peer
+        self._poller.register(dealer, zmq.POLLIN)
+
+    def _follow_dials(self) -> None:
+        """Connect to what the searches have found since."""
+        for peer, dial in self._dials.items():
+            target = dial.target()
+            if target is None:
+                continue
+            if dial.connected is None:
+                self._attach(peer, target)
+            else:  # what has not been answered there may be lost; the protocol above repeats it
+                self._dealers[peer].disconnect(dial.connected)
+                self._dealers[peer].connect(target)
+            dial.connected = target
+            unsent, dial.unsent = dial.unsent, []
+            for frames in unsent:
+                self.send(peer, frames)
+
     def _open(self, kind: int) -> zmq.Socket[bytes]:
         try:
             opened = self._context.socket(kind)
         except zmq.ZMQError as error:
-            raise TransportError(f"cannot open a socket: {error}; `ulimit -n` may be too low") from error
+            raise TransportError(f"cannot open a socket: {error}") from error
         opened.setsockopt(zmq.LINGER, 0)
         opened.setsockopt(zmq.SNDHWM, 0)
         opened.setsockopt(zmq.RCVHWM, 0)
@@ -170,6 +207,8 @@ class ZmqEndpoint:
     def _drain(self, source: zmq.Socket[bytes], messages: list[Message]) -> None:
         """Take what is there, at most a batch. Headers are small and copied; payloads are taken over as they are."""
         peer = self._names.get(source)
+        if peer in self._dials:
+            self._dials.pop(peer).stop()  # it answers: this is the one that was searched
         for _ in range(_BATCH):
             try:
                 first = source.recv(zmq.NOBLOCK)
@@ -182,69 +221,5 @@ class ZmqEndpoint:
                         frames.append(memoryview(source.recv(zmq.NOBLOCK)))
             except zmq.Again:
                 return
-            if peer is not None or sender not in self._dealers:  # nobody may pose as one whom we connected to
+            if peer is not None or sender not in self._addresses:  # nobody may pose as one whom we connected to
                 messages.append(Message(sender, frames))
-
-
-def _split(address: str) -> tuple[str, int]:
-    """``tcp://host:port`` (or ``tcp://[v6]:port``) to host and port."""
-    scheme, separator, rest = address.partition("://")
-    host, colon, port = rest.rpartition(":")
-    if scheme != "tcp" or not separator or not colon or not port.isdigit():
-        raise TransportError(f"address {address!r} is not of the form tcp://host:port")
-    return host.strip("[]"), int(port)
-
-
-def _resolve(host: str, port: int) -> list[str]:
-    """Numeric addresses of ``host``."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:  # UnicodeError: a label that is empty or too long
-        raise TransportError(
-            f"the host name {host!r} cannot be resolved ({error}): check the spelling, or use an address"
-        ) from error
-    return list(dict.fromkeys(str(each[4][0]) for each in found))
-
-
-def _bind(router: zmq.Socket[bytes], host: str, port: int) -> str:
-    """Bind to the first address of ``host`` that is local, else to the wildcard."""
-    wanted = ["*"] if host == "*" else _resolve(host, port)
-    for each in wanted:
-        try:
-            router.bind(tcp_address(each, port or "*"))
-        except zmq.ZMQError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise TransportError(
-                    f"port {port} on {each} is in use by another process (a stale job?): end it or choose another port"
-                ) from error
-            if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
-                continue
-            raise TransportError(f"cannot listen at {each}:{port}: {error}") from error
-        return _bound(router)
-    _log.info("%s is not an address of this machine (NAT or a container?): listening on all addresses", host)
-    return _bind(router, "*", port)
-
-
-def _bound(router: zmq.Socket[bytes]) -> str:
-    endpoint = router.getsockopt(zmq.LAST_ENDPOINT)
-    text = endpoint.decode() if isinstance(endpoint, bytes) else str(endpoint)
-    return text.rstrip("\0")
-
-
-def address_towards(host: str, port: int) -> str:
-    """The own numeric address from which ``host`` is reached: what others of the same network can connect to.
-
-    No packet is sent. Falls back to the loopback address where there is no route.
-
-    Raises:
-        TransportError: ``host`` cannot be resolved.
-    """
-    for target in _resolve(host, port):
-        family = socket.AF_INET6 if ":" in target else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.connect((target, port))
-            except OSError:
-                continue
-            return str(probe.getsockname()[0])
-    return "127.0.0.1"

@@ -1,0 +1,56 @@
+"""The limit of open files, looked at before it is hit: libzmq ends the process when it cannot open its own.
+
+What libzmq opens, as counted with 4.3.4 and 4.3.5:
+
+=============================== ==========================================================
+a context with its two threads  5 (an event and a poll descriptor each, and one event more)
+each socket                     1
+each listening address          1, and 1 more for a moment
+each connection, either side    1
+=============================== ==========================================================
+
+At the limit it would not accept connections either, but spin.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+
+from byteps_py.errors import TransportError
+
+__all__ = ["CONNECTION", "CONTEXT", "LISTENER", "need"]
+
+CONTEXT = 8
+"""For a context, the event that wakes its owner, and what is opened for a moment to look at something."""
+LISTENER = 4
+CONNECTION = 3
+
+
+def need(count: int) -> None:
+    """Make sure that ``count`` more files can be opened; raises the soft limit as far as the hard one allows.
+
+    Raises:
+        TransportError: the limit is too low.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return
+    used = _open_files(soft)
+    if used + count <= soft:
+        return
+    if hard == resource.RLIM_INFINITY or used + count <= hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + count, hard))
+        return
+    raise TransportError(
+        f"the limit of open files is too low: {used} are open, {count} more are needed, and `ulimit -n` is {hard}: "
+        "raise it where this job is started"
+    )
+
+
+def _open_files(most: int) -> int:
+    try:
+        return len(os.listdir("/proc/self/fd")) - 1  # one of them is for looking
+    except OSError as error:
+        return most if error.errno == errno.EMFILE else 0
