@@ -6,6 +6,8 @@
     arguments  the command line: our options end where the command begins
     local      without DMLC_ROLE: the whole job on this machine, planned as plain values, then run
     role       with DMLC_ROLE: one role of a job that spans machines
+    launch     what both have planned is run, or shown by a dry run
+    ports      ports of this machine, held for the processes of a job
     affinity   cores and devices of this machine, and the OpenMP environment that follows
     ending     pure: who ended how -> who is to be signalled, and the exit status
     output     lines of many processes on one terminal

@@ -1,34 +1,34 @@
 """Without ``DMLC_ROLE``: the whole job on this machine, on loopback only.
 
-:func:`plan_job` is pure: what is to be started is a list of values that a test can look at.  :func:`run_job` draws a
-port and ids, and runs the plan.
-
-The port: the launcher binds a socket to a free one and keeps it, without listening, for as long as the job runs.
-While it is held the kernel gives the port to nobody who asks for just any port; the scheduler binds it by number all
-the same, since both sockets allow the address to be reused and only one of them listens.  So there is no moment in
-which another process could be given the port, and nothing has to be tried again.
+:func:`plan_job` is pure: what is to be started is a list of values that a test can look at.  :func:`run_job` draws
+ports and ids, and has the plan carried out.
 """
 
 from __future__ import annotations
 
 import secrets
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from byteps_py.errors import SettingsError
-from byteps_py.launcher import affinity
+from byteps_py.launcher import affinity, ports
 from byteps_py.launcher.affinity import OpenMP
 from byteps_py.launcher.arguments import Options
-from byteps_py.launcher.processes import ProcessSpec, find, module_command
-from byteps_py.launcher.supervisor import Supervisor
-from byteps_py.settings import JobSettings, read, settings_class, variables_of
+from byteps_py.launcher.launch import launch, setting
+from byteps_py.launcher.processes import ProcessSpec, module_command
+from byteps_py.settings import inspect, settings_class
 from byteps_py.types import Role
 
 __all__ = ["Draw", "Machine", "Plan", "plan_job", "plural", "run_job"]
 
 HOST = "127.0.0.1"
-_OWN_VARIABLES = ("BYTEPS_JOB_ID", "BYTEPS_LAUNCH_ID", "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE")
+_OWN_VARIABLES = (
+    "BYTEPS_JOB_ID",
+    "BYTEPS_LAUNCH_ID",
+    "BYTEPS_LOCAL_RANK",
+    "BYTEPS_LOCAL_SIZE",
+    "BYTEPS_START_TIMEOUT",
+)
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,19 @@ class Machine:
 
 @dataclass(frozen=True)
 class Draw:
-    """What differs between jobs: ``job_id`` names the job, ``launch_id`` the processes that were started together."""
+    """What differs between jobs.
+
+    Attributes:
+        port: where the scheduler listens.
+        job_id: names the job.
+        launch_id: names the processes that were started together.
+        server_ports: where the servers listen; empty if any free port will do.
+    """
 
     port: int
     job_id: str
     launch_id: str
+    server_ports: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,69 +70,62 @@ def plan_job(options: Options, environ: Mapping[str, str], machine: Machine, dra
     Raises:
         SettingsError: the options contradict each other, or a variable that is passed on has a bad value.
     """
-    workers, servers = _counts(options, environ, machine)
+    workers, servers = _counts(options, environ, machine.devices)
     bindings = affinity.bind(environ, workers, machine.cores)
     server, worker = _openmp(options, environ, max(1, len(machine.cores) // (workers + servers)), bindings)
     inherited, ignored = _inherit(environ)
     notes = [f"the whole job runs here, so these are not used: {' '.join(ignored)}"] if ignored else []
     notes.append(_summary(servers, draw, server, worker))
     common = inherited | {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": str(servers), "PYTHONUNBUFFERED": "1"}
+    common["BYTEPS_LAUNCH_ID"] = draw.launch_id
     if not servers:
-        return Plan((_worker(options, common, 0, bindings, worker),), tuple(notes))
-    common |= _job_variables(draw)
+        alone = (_worker(options, common, 0, bindings, worker),)
+        _check(alone)
+        return Plan(alone, tuple(notes))
+    common |= _job_variables(options, draw)
+    quiet = _quiet(environ)
+    listen = [{"DMLC_PORT": str(port)} for port in draw.server_ports] or [{}] * servers
     specs = (
-        _service(Role.SCHEDULER, 0, common, OpenMP()),
-        *(_service(Role.SERVER, index, common, server) for index in range(servers)),
+        _service(Role.SCHEDULER, 0, common | quiet, OpenMP()),
+        *(_service(Role.SERVER, index, common | quiet | listen[index], server) for index in range(servers)),
         *(_worker(options, common | {"DMLC_ROLE": "worker"}, index, bindings, worker) for index in range(workers)),
     )
     _check(specs)
     return Plan(specs, tuple(notes))
 
 
-def run_job(options: Options, environ: Mapping[str, str]) -> int:
+def run_job(options: Options, environ: Mapping[str, str], notes: Sequence[str] = ()) -> int:
     """Run the whole job here; returns its exit status.
 
     Args:
         options: the command and how many processes.
         environ: the environment that the processes inherit.
+        notes: lines to print before.
 
     Raises:
         SettingsError: see :func:`plan_job`. Nothing has been started.
         CommandError: the command cannot be run. Nothing has been started.
-        OSError: there is no free port, or the launcher cannot start its guard.
+        OSError: there are not enough free ports, or the launcher cannot start its guard.
     """
     machine = Machine(affinity.usable_cores(), affinity.count_devices(environ, affinity.device_files()))
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind((HOST, 0))
-        draw = Draw(holder.getsockname()[1], secrets.token_hex(8), secrets.token_hex(8))
+    _, servers = _counts(options, environ, machine.devices)
+    port_range = setting(environ, "port_range")
+    with ports.hold(HOST, min(servers, 1) + (servers if port_range else 0), port_range if servers else None) as held:
+        draw = Draw(held[0] if held else 0, secrets.token_hex(8), secrets.token_hex(8), held[1:])
         plan = plan_job(options, environ, machine, draw)
-        find(options.command[0], environ.get("PATH"))
-        supervisor = Supervisor(plan.specs, label_lines=options.prefix, report_failures=len(plan.specs) > 1)
-        for line in plan.notes:
-            supervisor.say(line)
-        return supervisor.run()
+        return launch(plan.specs, (*notes, *plan.notes), options, report_failures=servers > 0)
 
 
-def _counts(options: Options, environ: Mapping[str, str], machine: Machine) -> tuple[int, int]:
+def _counts(options: Options, environ: Mapping[str, str], devices: int) -> tuple[int, int]:
     """Numbers of workers and servers."""
-    workers = options.num_workers or max(1, machine.devices)
-    forced = _is_forced(environ)
+    workers = options.num_workers or max(1, devices)
+    forced: bool = setting(environ, "force_distributed")
     needed = workers > 1 or forced
     servers = int(needed) if options.num_servers is None else options.num_servers
     if needed and servers == 0:
         reason = f"{workers} workers" if workers > 1 else "BYTEPS_FORCE_DISTRIBUTED=1"
         raise SettingsError(f"-s 0 with {reason}: without a server nobody sums; use -s 1 or more")
     return workers, servers
-
-
-def _is_forced(environ: Mapping[str, str]) -> bool:
-    variable = dict(variables_of(JobSettings))["force_distributed"]
-    text = environ.get(variable.name, "")
-    try:
-        return bool(text.strip()) and bool(variable.parse(text))
-    except ValueError:
-        raise SettingsError(f"{variable.name}={text!r} must be {variable.form} ({variable.meaning})") from None
 
 
 def _openmp(
@@ -161,15 +162,22 @@ def _inherit(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     return kept, [f"{name}={environ[name]}" for name in sorted(foreign) if environ[name].strip()]
 
 
-def _job_variables(draw: Draw) -> dict[str, str]:
+def _job_variables(options: Options, draw: Draw) -> dict[str, str]:
     return {
         "DMLC_PS_ROOT_URI": HOST,
         "DMLC_PS_ROOT_PORT": str(draw.port),
         "DMLC_NODE_HOST": HOST,
         "BYTEPS_FORCE_DISTRIBUTED": "1",
         "BYTEPS_JOB_ID": draw.job_id,
-        "BYTEPS_LAUNCH_ID": draw.launch_id,
+        # The launcher sees whether its workers live, and may leave them all the time that they need.
+        "BYTEPS_START_TIMEOUT": options.start_timeout or "0",
     }
+
+
+def _quiet(environ: Mapping[str, str]) -> dict[str, str]:
+    """For the scheduler and the servers: beside the output of a training script, only what is amiss is of interest."""
+    chosen = any(environ.get(name, "").strip() for name in ("BYTEPS_LOG_LEVEL", "PS_VERBOSE"))
+    return {} if chosen else {"BYTEPS_LOG_LEVEL": "warning"}
 
 
 def _service(role: Role, index: int, common: Mapping[str, str], openmp: OpenMP) -> ProcessSpec:
@@ -194,13 +202,13 @@ def _worker(
 
 
 def _check(specs: Sequence[ProcessSpec]) -> None:
-    """Let each role's settings be read here, so that a bad value is told before anything is started."""
+    """Let each role's settings be looked at here, so that a bad value is told before anything is started."""
     problems: dict[str, None] = {}
     for spec in specs:
-        try:
-            read(settings_class(spec.role), spec.environment)
-        except SettingsError as error:
-            problems |= dict.fromkeys(error.problems)
+        findings, contradictions = inspect(settings_class(spec.role), spec.environment)
+        # A worker alone has no scheduler, so nothing says where it is.
+        problems |= dict.fromkeys(each.problem for each in findings if each.problem and not each.missing)
+        problems |= dict.fromkeys(contradictions)
     if problems:
         raise SettingsError(list(problems))
 

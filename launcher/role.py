@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
+import shlex
+import socket
 import sys
 from collections.abc import Mapping
-from typing import NoReturn
 
 from byteps_py.errors import SettingsError
 from byteps_py.launcher import affinity
 from byteps_py.launcher.affinity import OpenMP
 from byteps_py.launcher.arguments import Options
+from byteps_py.launcher.launch import launch
 from byteps_py.launcher.local import plural, run_job
-from byteps_py.launcher.processes import ProcessSpec, find, module_command
-from byteps_py.launcher.supervisor import Supervisor
+from byteps_py.launcher.processes import ProcessSpec, module_command
 from byteps_py.settings import WorkerSettings, is_distributed, read, settings_class, why_needless
 from byteps_py.types import Role
 
@@ -23,18 +24,20 @@ __all__ = ["plan_workers", "run_role"]
 
 
 def run_role(role: Role, options: Options, environ: Mapping[str, str]) -> int:
-    """Run ``role`` here; returns its exit status. For a scheduler or server it does not return.
+    """Run ``role`` here; returns its exit status. For a scheduler or server without logs it does not return.
 
     Raises:
         SettingsError: variables are missing or bad, or the options do not fit. Nothing has been started.
         CommandError: the command cannot be run. Nothing has been started.
         OSError: the program of the role cannot be executed, or the launcher cannot start its guard.
     """
-    if options.num_workers is not None or options.num_servers is not None:
+    if options.num_servers is not None:
         raise SettingsError(
-            f"-n and -s start a whole job on this machine, but DMLC_ROLE={role} asks for one role of a larger one: "
-            "unset DMLC_ROLE, or use DMLC_NUM_WORKER, DMLC_NUM_SERVER and BYTEPS_LOCAL_SIZE"
+            f"-s starts servers for a whole job on this machine, but DMLC_ROLE={role} asks for one role of a larger "
+            "one: the number of its servers is DMLC_NUM_SERVER; unset DMLC_ROLE for a job on this machine alone"
         )
+    if options.start_timeout is not None:
+        environ = {**environ, "BYTEPS_START_TIMEOUT": options.start_timeout}
     if role is Role.WORKER:
         return _run_workers(options, environ)
     if role is Role.SERVER:
@@ -50,38 +53,68 @@ def run_role(role: Role, options: Options, environ: Mapping[str, str]) -> int:
     if (reason := why_needless(role, settings)) is not None:
         print(f"bpslaunch: {reason}", file=sys.stderr)
         return 0
-    return _become(role, environ)
+    if (unused := _unused(options)) is not None:
+        # One command line may serve all machines, as with BytePS.
+        print(f"bpslaunch: a {role} runs no command, so this is not used: {unused}", file=sys.stderr)
+    return _run_service(role, options, environ)
 
 
-def _become(role: Role, environ: Mapping[str, str]) -> NoReturn:
-    """Turn this process into the role's: signals and the exit status are then its own."""
-    sys.stderr.flush()
-    os.execve(sys.executable, module_command("byteps_py", str(role)), {**environ, "PYTHONUNBUFFERED": "1"})
+def _unused(options: Options) -> str | None:
+    """What only workers have a use for."""
+    count = () if options.num_workers is None else ("-n", str(options.num_workers))
+    words = (*count, *options.command)
+    return shlex.join(words) if words else None
+
+
+def _run_service(role: Role, options: Options, environ: Mapping[str, str]) -> int:
+    """Turn this process into the role's, so that signals and the exit status are its own.
+
+    With logs there has to be somebody who writes them: then it runs under a supervisor, and its lines carry no label
+    all the same.
+    """
+    label = str(role) if role is Role.SCHEDULER else f"{role} {_place()}"
+    environment = {**environ, "PYTHONUNBUFFERED": "1"}
+    spec = ProcessSpec(role, label, module_command("byteps_py", str(role)), environment, read_stdin=True)
+    if options.log_dir is None and not options.dry_run:
+        sys.stderr.flush()
+        os.execve(spec.argv[0], spec.argv, spec.environment)
+    return launch([spec], (), dataclasses.replace(options, prefix=False), report_failures=False)
 
 
 def _run_workers(options: Options, environ: Mapping[str, str]) -> int:
-    size = environ.get("BYTEPS_LOCAL_SIZE", "").strip()
+    size = str(options.num_workers or "") or environ.get("BYTEPS_LOCAL_SIZE", "").strip()
     size = size or str(affinity.listed_devices(environ, affinity.device_files()) or 1)
     # The launcher decides the local ranks, so one that happens to be set is no problem.
     settings = read(WorkerSettings, {**environ, "BYTEPS_LOCAL_RANK": "0", "BYTEPS_LOCAL_SIZE": size})
     if settings.num_worker == 1 and settings.local_size > 1 and not settings.force_distributed:
         job = dataclasses.replace(options, num_workers=settings.local_size, num_servers=settings.num_server)
         own = {name: value for name, value in environ.items() if not name.startswith("DMLC_")}
-        find(options.command[0], environ.get("PATH"))
-        print(
-            f"bpslaunch: DMLC_NUM_WORKER=1 and {settings.local_size} workers on this machine: the whole job runs here",
-            file=sys.stderr,
-        )
-        return run_job(job, own)
-    find(options.command[0], environ.get("PATH"))
-    specs = plan_workers(options, environ, settings, affinity.usable_cores(), secrets.token_hex(8))
-    supervisor = Supervisor(specs, label_lines=options.prefix, report_failures=is_distributed(settings))
-    supervisor.say(_summary(settings, specs[0]))
-    return supervisor.run()
+        note = f"DMLC_NUM_WORKER=1 and {settings.local_size} workers on this machine: the whole job runs here"
+        return run_job(job, own, [note])
+    distributed = is_distributed(settings)
+    place = _place() if options.log_dir is not None else None
+    specs = plan_workers(options, environ, settings, affinity.usable_cores(), secrets.token_hex(8), place)
+    return launch(
+        specs,
+        [_summary(settings, specs[0])],
+        options,
+        report_failures=distributed,
+        herald_environment=specs[0].environment if distributed else None,
+    )
+
+
+def _place() -> str:
+    """Tells this launch from others whose logs may lie in the same folder, and is nothing like a rank."""
+    return f"{socket.gethostname()} pid {os.getpid()}"
 
 
 def plan_workers(
-    options: Options, environ: Mapping[str, str], settings: WorkerSettings, cores: frozenset[int], launch_id: str
+    options: Options,
+    environ: Mapping[str, str],
+    settings: WorkerSettings,
+    cores: frozenset[int],
+    launch_id: str,
+    place: str | None = None,
 ) -> tuple[ProcessSpec, ...]:
     """The workers of this machine, in the order of their local ranks. Pure.
 
@@ -89,6 +122,7 @@ def plan_workers(
         settings: as read from ``environ``, with the ``local_size`` that is wanted.
         cores: shared out among the workers.
         launch_id: becomes ``BYTEPS_LAUNCH_ID``.
+        place: names the machine in labels where it has no number; None if nobody could mix machines up.
 
     Raises:
         SettingsError: the workers are to be bound to cores that this machine does not have.
@@ -105,16 +139,16 @@ def plan_workers(
             default=OpenMP(num_threads=str(max(1, len(bound) if bound else len(cores) // size))),
         )
         environment = openmp.settle({**common, "BYTEPS_LOCAL_RANK": str(index), "BYTEPS_LOCAL_SIZE": str(size)})
-        label = _label(settings, index)
+        label = _label(settings, index, place)
         specs.append(ProcessSpec(Role.WORKER, label, options.command, environment, read_stdin=size == 1, cores=bound))
     return tuple(specs)
 
 
-def _label(settings: WorkerSettings, index: int) -> str:
+def _label(settings: WorkerSettings, index: int, place: str | None) -> str:
     """``worker MACHINE.LOCAL``, since machines may run different numbers of workers and only the scheduler ranks them;
     ``worker MACHINE`` where there is one; the local rank where the machine has no number."""
     if settings.worker_id is None:
-        return f"worker local {index}"
+        return f"worker {'' if place is None else f'{place} '}local {index}"
     return f"worker {settings.worker_id}" if settings.local_size == 1 else f"worker {settings.worker_id}.{index}"
 
 

@@ -14,7 +14,8 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 
 from byteps_py.launcher.ending import Action, Ending, Report, Say, Signal
@@ -50,9 +51,21 @@ class Supervisor:
         specs: what to start, in this order.
         label_lines: whether each line of output starts with the label of its process.
         report_failures: whether there is a scheduler that has to learn of a failed process.
+        log_dir: folder for a file with the output of each process; None for none.
+        grace_period: seconds that SIGTERM leaves to the workers.
+        herald_environment: where the scheduler is that learns from the start that the workers live; None for none.
     """
 
-    def __init__(self, specs: Sequence[ProcessSpec], *, label_lines: bool, report_failures: bool) -> None:
+    def __init__(
+        self,
+        specs: Sequence[ProcessSpec],
+        *,
+        label_lines: bool,
+        report_failures: bool,
+        log_dir: Path | None = None,
+        grace_period: float = 20.0,
+        herald_environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._specs = specs
         self._label_lines = label_lines
         self._report_failures = report_failures

@@ -15,7 +15,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("types",),
     ("variables",),
+    ("completion",),
     ("settings",),
+    ("known_names",),
     ("wire",),
     ("kernels",),
     ("compression",),
@@ -29,12 +31,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__",),
     ("torch", "mxnet"),
     ("tune",),
+    ("env_report",),
     ("cli",),
     ("__main__",),
 )
 """From the bottom up: a module imports from its own part and from lower rows. ``__init__`` is the package itself."""
 
-LAUNCHER_MAY_IMPORT = frozenset({"errors", "types", "variables", "settings"})
+LAUNCHER_MAY_IMPORT = frozenset({"errors", "types", "variables", "completion", "settings", "known_names"})
 """The launcher stands apart, so that starting processes loads next to nothing."""
 
 IMPURE = frozenset(

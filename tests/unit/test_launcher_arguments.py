@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from byteps_py.launcher.arguments import Options, parse, usage_error
+from byteps_py.settings import LaunchSettings, SchedulerSettings, ServerSettings, WorkerSettings, variables_of
+
+USAGE = "usage: bpslaunch [options] [--] COMMAND ..."
 
 
 @pytest.mark.parametrize(
@@ -24,6 +30,12 @@ from byteps_py.launcher.arguments import Options, parse, usage_error
             ["--worker-omp-wait-policy=passive", "--worker-omp-num-threads=8", "true"],
             Options(("true",), worker_omp_wait_policy="passive", worker_omp_num_threads=8),
         ),
+        (["-n=2", "-s=0", "true"], Options(("true",), num_workers=2, num_servers=0)),
+        (["-n", "2", "-n", "3", "true"], Options(("true",), num_workers=3)),
+        (["--log-dir", "logs of today", "true"], Options(("true",), log_dir=Path("logs of today"))),
+        (["--log-dir=a=b", "true"], Options(("true",), log_dir=Path("a=b"))),
+        (["--start-timeout", "0.5", "true"], Options(("true",), start_timeout="0.5")),
+        (["--dry-run", "true"], Options(("true",), dry_run=True)),
         (["-n", "2"], Options(num_workers=2)),
         ([], Options()),
     ],
@@ -41,13 +53,25 @@ def test_options(argv: list[str], options: Options) -> None:
         ("sh", "-c", "echo 'a  b' \"$HOME\"\n; exit 3"),
         ("", "empty", ""),
         ("--version",),
+        ("--",),
+        ("--", "--", "-n2"),
+        ("\udcff\udcfe", "\n"),
     ],
 )
 def test_everything_after_two_dashes_is_the_command(command: tuple[str, ...]) -> None:
     assert parse(["-n", "2", "--", *command]) == Options(command, num_workers=2)
 
 
-@pytest.mark.parametrize("command", [("python", "-n", "3", "--", "-h"), ("-",), ("", "x"), ("python", "--version")])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("python", "-n", "3", "--", "-h"),
+        ("python", "t.py", "--num", "4", "--num-workers", "4", "--dry-run"),
+        ("-",),
+        ("", "x"),
+        ("python", "--version"),
+    ],
+)
 def test_the_first_word_that_is_no_option_begins_the_command(command: tuple[str, ...]) -> None:
     assert parse(["-s", "1", *command]) == Options(command, num_servers=1)
 
@@ -55,22 +79,62 @@ def test_the_first_word_that_is_no_option_begins_the_command(command: tuple[str,
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["-n", "two", "true"], "-n/--num-workers: 'two' must be a whole number from 1 up"),
-        (["-n", "0", "true"], "'0' must be a whole number from 1 up"),
-        (["-n", "-1", "true"], "'-1' must be a whole number from 1 up"),
-        (["-s", "-1", "true"], "'-1' must be a whole number from 0 up"),
-        (["-n"], "expected one argument"),
-        (["--num", "2", "true"], "unrecognized arguments: --num"),
-        (["--servers=2", "true"], "unrecognized arguments: --servers=2"),
-        (["--omp-wait-policy", "maybe", "true"], "--omp-wait-policy: invalid choice: 'maybe'"),
-        (["--worker-omp-num-threads", "0", "true"], "--worker-omp-num-threads: '0'"),
+        (
+            ["-n", "python", "train.py"],
+            "argument -n/--num-workers: 'python' must be a whole number from 1 to 65535 "
+            "(is it missing before the command?)",
+        ),
+        (["-n", "0", "true"], "argument -n/--num-workers: '0' must be a whole number from 1 to 65535"),
+        (["-n", "-1", "true"], "argument -n/--num-workers: '-1' must be a whole number from 1 to 65535"),
+        (["-n", "2_0", "true"], "argument -n/--num-workers: '2_0' must be a whole number from 1 to 65535"),
+        (["-n", "70000", "true"], "argument -n/--num-workers: '70000' must be a whole number from 1 to 65535"),
+        (["-s", "-1", "true"], "argument -s/--num-servers: '-1' must be a whole number from 0 to 65535"),
+        (["-n"], "-n/--num-workers: the value N after it is missing"),
+        (["-n", "--", "true"], "-n/--num-workers: the value N after it is missing"),
+        (["--log-dir", "--no-prefix", "true"], "--log-dir: the value DIR after it is missing"),
+        (["--log-dir=", "true"], "argument --log-dir: '' must be the path of a folder"),
+        (["--no-prefix=yes", "true"], "--no-prefix takes no value: '--no-prefix=yes'"),
+        (["--omp-wait-policy", "maybe", "true"], "argument --omp-wait-policy: 'maybe' must be one of passive, active"),
+        (
+            ["--worker-omp-num-threads", "0", "true"],
+            "argument --worker-omp-num-threads: '0' must be a whole number from 1 to 1024",
+        ),
+        (
+            ["--start-timeout", "nan", "true"],
+            "argument --start-timeout: 'nan' must be a number of seconds from 0 to 1000000",
+        ),
+        (["--completion", "tcsh"], "argument --completion: 'tcsh' must be one of bash, zsh"),
     ],
 )
 def test_usage_errors(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         parse(argv)
     assert caught.value.code == 2
-    assert message in capsys.readouterr().err
+    assert capsys.readouterr().err.splitlines() == [USAGE, f"bpslaunch: error: {message}"]
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("--num", "did you mean --num-workers or --num-servers?"),
+        ("--num_workers", "did you mean --num-workers?"),
+        ("--servers=2", "did you mean --num-servers?"),
+        ("--dryrun", "did you mean --dry-run?"),
+        ("-np", "did you mean -n?"),
+        ("-hx", "did you mean -h?"),
+        ("-v", "`bpslaunch -h` lists them"),
+        ("--frobnicate=3", "`bpslaunch -h` lists them"),
+    ],
+)
+def test_an_unknown_option_is_named_with_the_one_that_was_meant(
+    word: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(["-s", "1", word, "2", "true"])
+    assert caught.value.code == 2
+    name = word.partition("=")[0]
+    error = f"there is no option {name!r} ({hint}); a command that begins with '-' needs -- before it"
+    assert capsys.readouterr().err.splitlines() == [USAGE, f"bpslaunch: error: {error}"]
 
 
 def test_a_usage_error_from_elsewhere_looks_the_same(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,8 +151,41 @@ def test_help_explains_the_three_uses(capsys: pytest.CaptureFixture[str]) -> Non
     text = capsys.readouterr().out
     uses = ("bpslaunch [-n N] [-s S]", "DMLC_ROLE=worker ...", "DMLC_ROLE=scheduler ...", "DMLC_ROLE=server ...")
     variables = ("DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "BYTEPS_LOCAL_SIZE")
-    for each in (*uses, *variables, "default: visible GPUs, else 1", "OMP_WAIT_POLICY    passive for servers"):
+    options = ("--log-dir DIR", "--start-timeout SECONDS", "--dry-run", "--no-prefix", "--completion {bash,zsh}")
+    for each in (*uses, *variables, *options, "default: visible GPUs, else 1", "passive for servers"):
         assert each in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert len(text.splitlines()) <= 70
+
+
+def test_help_keeps_to_a_narrow_terminal_where_it_can(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        parse(["-h"])
+    options = capsys.readouterr().out.partition("\noptions:\n")[2].partition("\n\n")[0]
+    assert max(map(len, options.splitlines())) <= 80
+
+
+def test_every_variable_that_help_names_is_one_that_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["-h"])
+    named = set(re.findall(r"\b(?:DMLC|BYTEPS|NVIDIA|CUDA)_[A-Z_]*[A-Z]\b", capsys.readouterr().out)) - {
+        "BYTEPS_WORKER_OMP"
+    }
+    tables = (LaunchSettings, SchedulerSettings, ServerSettings, WorkerSettings)
+    assert named <= {name for table in tables for _, each in variables_of(table) for name in each.names}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(["--completion", shell])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert f"source <(bpslaunch --completion {shell})" in text
+    assert "--start-timeout" in text
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,6 +57,7 @@ def test_the_environment_of_a_worker() -> None:
         "BYTEPS_LAUNCH_ID": "9a",
         "BYTEPS_LOCAL_RANK": "1",
         "BYTEPS_LOCAL_SIZE": "2",
+        "BYTEPS_START_TIMEOUT": "0",
         "OMP_NUM_THREADS": "2",
         "PYTHONUNBUFFERED": "1",
     }
@@ -193,3 +194,33 @@ def test_the_line_that_says_what_was_started() -> None:
         "2 workers, 1 server, scheduler on 127.0.0.1:40123, job 3f; "
         "server: OMP_WAIT_POLICY=passive OMP_NUM_THREADS=2; workers: OMP_NUM_THREADS=2",
     )
+
+
+@pytest.mark.parametrize(("option", "expected"), [(None, "0"), ("7.5", "7.5")])
+def test_the_launcher_sees_its_workers_so_only_an_option_limits_the_start(option: str | None, expected: str) -> None:
+    made = plan(2, 1, {"BYTEPS_START_TIMEOUT": "60"}, start_timeout=option)
+    assert {spec.environment["BYTEPS_START_TIMEOUT"] for spec in made.specs} == {expected}
+    assert made.notes[0] == "the whole job runs here, so these are not used: BYTEPS_START_TIMEOUT=60"
+
+
+@pytest.mark.parametrize(
+    ("environ", "level"),
+    [
+        ({}, "warning"),
+        ({"BYTEPS_LOG_LEVEL": " "}, "warning"),
+        ({"BYTEPS_LOG_LEVEL": "debug"}, "debug"),
+        ({"PS_VERBOSE": "1"}, None),
+    ],
+)
+def test_services_beside_a_script_say_only_what_is_amiss(environ: dict[str, str], level: str | None) -> None:
+    made = plan(2, 1, environ)
+    assert environment(made, "scheduler").get("BYTEPS_LOG_LEVEL") == level
+    assert environment(made, "server 0").get("BYTEPS_LOG_LEVEL") == level
+    assert environment(made, "worker 0").get("BYTEPS_LOG_LEVEL") == environ.get("BYTEPS_LOG_LEVEL")
+
+
+def test_servers_listen_where_the_launcher_holds_a_port() -> None:
+    draw = Draw(port=20000, job_id="3f", launch_id="9a", server_ports=(20001, 20002))
+    made = plan_job(Options(COMMAND, 2, 2), {"BYTEPS_PORT_RANGE": "20000-20009"}, MACHINE, draw)
+    assert [spec.environment.get("DMLC_PORT") for spec in made.specs] == [None, "20001", "20002", None, None]
+    assert read(ServerSettings, environment(made, "server 1")).port == 20002

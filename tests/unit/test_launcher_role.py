@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
 from byteps_py.errors import SettingsError
 from byteps_py.launcher import role
 from byteps_py.launcher.arguments import Options
+from byteps_py.launcher.processes import ProcessSpec, module_command
 from byteps_py.launcher.role import plan_workers, run_role
 from byteps_py.settings import WorkerSettings, read
 from byteps_py.types import Role
@@ -84,10 +90,136 @@ def test_a_bad_value_is_told_beside_the_missing_ones() -> None:
     assert "DMLC_PS_ROOT_URI is not set" in problems
 
 
-@pytest.mark.parametrize("options", [Options(("true",), num_workers=2), Options(("true",), num_servers=1)])
-def test_counts_of_a_whole_job_do_not_go_with_a_role(options: Options) -> None:
-    with pytest.raises(SettingsError, match="-n and -s start a whole job"):
-        run_role(Role.WORKER, options, JOB)
+@pytest.mark.parametrize("which", list(Role))
+def test_the_number_of_servers_of_a_whole_job_does_not_go_with_a_role(which: Role) -> None:
+    with pytest.raises(
+        SettingsError, match=f"-s starts servers for a whole job .* DMLC_ROLE={which} asks for one role"
+    ):
+        run_role(which, Options(("true",), num_servers=1), JOB)
+
+
+@dataclasses.dataclass(frozen=True)
+class Launched:
+    """What was given to the function that starts processes."""
+
+    specs: tuple[ProcessSpec, ...]
+    notes: list[str]
+    options: Options
+    report_failures: bool
+    herald_environment: Mapping[str, str] | None
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launched]:
+    found: list[Launched] = []
+
+    def launch(
+        specs: Sequence[ProcessSpec],
+        notes: Sequence[str],
+        options: Options,
+        *,
+        report_failures: bool,
+        herald_environment: Mapping[str, str] | None = None,
+    ) -> int:
+        found.append(Launched(tuple(specs), list(notes), options, report_failures, herald_environment))
+        return 7
+
+    monkeypatch.setattr(role, "launch", launch)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("count", "environ", "expected"),
+    [
+        (None, {}, 1),
+        (None, {"NVIDIA_VISIBLE_DEVICES": "0,1,2"}, 3),
+        (None, {"NVIDIA_VISIBLE_DEVICES": "none"}, 1),
+        (None, {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, 2),
+        (None, {"BYTEPS_LOCAL_SIZE": "2", "NVIDIA_VISIBLE_DEVICES": "0,1,2"}, 2),
+        (4, {"BYTEPS_LOCAL_SIZE": "2", "NVIDIA_VISIBLE_DEVICES": "0,1,2"}, 4),
+    ],
+)
+def test_an_option_goes_before_the_variable_and_that_before_the_devices(
+    count: int | None, environ: dict[str, str], expected: int, launched: list[Launched]
+) -> None:
+    options = dataclasses.replace(OPTIONS, num_workers=count)
+    assert run_role(Role.WORKER, options, {**JOB, "DMLC_ROLE": "worker", **environ}) == 7
+    (found,) = launched
+    assert [spec.environment["BYTEPS_LOCAL_SIZE"] for spec in found.specs] == [str(expected)] * expected
+    assert found.notes[0].startswith(f"{expected} worker{'s' if expected > 1 else ''}, scheduler at 10.0.0.1:9000;")
+    assert found.report_failures
+    assert found.herald_environment == found.specs[0].environment
+
+
+def test_a_job_of_one_process_has_nobody_to_report_to(launched: list[Launched]) -> None:
+    run_role(Role.WORKER, OPTIONS, {**JOB, "DMLC_NUM_WORKER": "1", "DMLC_ROLE": "worker", "DMLC_WORKER_ID": "0"})
+    (found,) = launched
+    assert not found.report_failures
+    assert found.herald_environment is None
+    assert found.notes[0].startswith("1 worker of machine 0, no server, nothing to connect;")
+
+
+@pytest.mark.parametrize("which", list(Role))
+def test_the_option_for_the_start_goes_before_the_variable(which: Role, launched: list[Launched]) -> None:
+    options = dataclasses.replace(OPTIONS, start_timeout="5", dry_run=True)
+    run_role(which, options, {**JOB, "BYTEPS_START_TIMEOUT": "60"})
+    assert launched[0].specs[0].environment["BYTEPS_START_TIMEOUT"] == "5"
+
+
+@pytest.mark.parametrize("which", [Role.SCHEDULER, Role.SERVER])
+def test_a_service_becomes_the_launcher_itself(which: Role, monkeypatch: pytest.MonkeyPatch) -> None:
+    executed: list[tuple[object, ...]] = []
+
+    def execve(*arguments: object) -> None:
+        executed.append(arguments)
+        raise InterruptedError
+
+    monkeypatch.setattr("os.execve", execve)
+    with pytest.raises(InterruptedError):
+        run_role(which, Options(), {**JOB, "HOME": "/root"})
+    ((path, argv, environment),) = executed
+    assert (path, argv) == (sys.executable, module_command("byteps_py", str(which)))
+    assert environment.items() >= {**JOB, "HOME": "/root", "PYTHONUNBUFFERED": "1"}.items()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("which", [Role.SCHEDULER, Role.SERVER])
+def test_a_service_with_logs_is_supervised_and_its_lines_stay_as_they_are(
+    which: Role, launched: list[Launched], tmp_path: Path
+) -> None:
+    assert run_role(which, Options(log_dir=tmp_path), JOB) == 7
+    (found,) = launched
+    (spec,) = found.specs
+    assert spec.argv == module_command("byteps_py", str(which))
+    assert spec.read_stdin
+    assert not found.options.prefix
+    assert not found.report_failures
+    # A server learns its rank later. The folder may be shared with other machines.
+    place = "" if which is Role.SCHEDULER else f" {socket.gethostname()} pid {os.getpid()}"
+    assert spec.label == f"{which}{place}"
+
+
+def test_workers_whose_machine_has_no_number_have_logs_of_their_own(launched: list[Launched], tmp_path: Path) -> None:
+    run_role(Role.WORKER, dataclasses.replace(OPTIONS, log_dir=tmp_path), JOB)
+    (spec,) = launched[0].specs
+    assert spec.label == f"worker {socket.gethostname()} pid {os.getpid()} local 0"
+
+
+@pytest.mark.parametrize(
+    ("options", "unused"),
+    [
+        (OPTIONS, "python train.py"),
+        (dataclasses.replace(OPTIONS, num_workers=4), "-n 4 python train.py"),
+        (Options(("sh", "-c", "a b")), "sh -c 'a b'"),
+        (Options(), None),
+    ],
+)
+@pytest.mark.parametrize("which", [Role.SCHEDULER, Role.SERVER])
+def test_a_service_says_once_that_it_runs_no_command(
+    options: Options, unused: str | None, which: Role, launched: list[Launched], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_role(which, dataclasses.replace(options, dry_run=True), JOB) == 7
+    expected = [] if unused is None else [f"bpslaunch: a {which} runs no command, so this is not used: {unused}"]
+    assert capsys.readouterr().err.splitlines() == expected
 
 
 @pytest.mark.parametrize("which", [Role.SCHEDULER, Role.SERVER])
@@ -97,20 +229,22 @@ def test_one_machine_needs_no_scheduler_and_no_server(which: Role, capsys: pytes
     assert line.startswith(f"bpslaunch: no {which} is needed")
 
 
+@pytest.mark.parametrize("count", [None, 3])
 def test_several_workers_on_the_only_machine_become_a_local_job(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    count: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[tuple[Options, dict[str, str]]] = []
+    started: list[tuple[Options, dict[str, str], list[str]]] = []
 
-    def run_job(options: Options, environ: dict[str, str]) -> int:
-        started.append((options, environ))
+    def run_job(options: Options, environ: dict[str, str], notes: list[str]) -> int:
+        started.append((options, environ, notes))
         return 7
 
     monkeypatch.setattr(role, "run_job", run_job)
-    monkeypatch.setattr(role, "find", lambda word, path: None)
     environ = {**JOB, "DMLC_NUM_WORKER": "1", "DMLC_ROLE": "worker", "HOME": "/root"}
-    assert run_role(Role.WORKER, OPTIONS, {**environ, "NVIDIA_VISIBLE_DEVICES": "0,1"}) == 7
-    ((options, inherited),) = started
-    assert (options.num_workers, options.num_servers, options.command) == (2, 1, OPTIONS.command)
+    options = dataclasses.replace(OPTIONS, num_workers=count)
+    assert run_role(Role.WORKER, options, {**environ, "NVIDIA_VISIBLE_DEVICES": "0,1"}) == 7
+    ((chosen, inherited, notes),) = started
+    workers = count or 2
+    assert (chosen.num_workers, chosen.num_servers, chosen.command) == (workers, 1, OPTIONS.command)
     assert inherited == {"HOME": "/root", "NVIDIA_VISIBLE_DEVICES": "0,1"}
-    assert "the whole job runs here" in capsys.readouterr().err
+    assert notes == [f"DMLC_NUM_WORKER=1 and {workers} workers on this machine: the whole job runs here"]

@@ -1,0 +1,103 @@
+"""What becomes of planned processes: a supervisor runs them, or with ``--dry-run`` they are shown and not started.
+
+A dry run prints each process as one command that a shell can run as it is.  What differs from the environment that
+the launcher itself has goes through ``env``; the rest is inherited.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from byteps_py.errors import SettingsError
+from byteps_py.launcher.affinity import describe_cores
+from byteps_py.launcher.arguments import Options
+from byteps_py.launcher.processes import ProcessSpec, find
+from byteps_py.launcher.supervisor import Supervisor
+from byteps_py.settings import JobSettings
+from byteps_py.variables import Variable
+
+__all__ = ["as_commands", "launch", "setting"]
+
+
+def launch(
+    specs: Sequence[ProcessSpec],
+    notes: Sequence[str],
+    options: Options,
+    *,
+    report_failures: bool,
+    herald_environment: Mapping[str, str] | None = None,
+) -> int:
+    """Run the processes until all have ended, or show them; returns the exit status.
+
+    Args:
+        specs: what to start, in this order.
+        notes: lines to print before.
+        options: how to start it.
+        report_failures, herald_environment: see :class:`~byteps_py.launcher.supervisor.Supervisor`.
+
+    Raises:
+        SettingsError: a variable that the launcher itself heeds has a bad value.
+        CommandError: a command cannot be run.
+        OSError: the launcher cannot start its guard, or write the logs. In all three cases nothing has been started.
+    """
+    grace_period = setting(specs[-1].environment, "grace_period")
+    find(specs[-1].argv[0], specs[-1].environment.get("PATH"))
+    if options.dry_run:
+        for line in (*notes, "dry run: nothing is started; these commands do the same, each in a shell of its own"):
+            print(f"bpslaunch: {line}", file=sys.stderr)
+        sys.stdout.buffer.write(os.fsencode(as_commands(specs, os.environ)))
+        sys.stdout.flush()
+        return 0
+    supervisor = Supervisor(
+        specs,
+        label_lines=options.prefix,
+        report_failures=report_failures,
+        log_dir=options.log_dir,
+        grace_period=grace_period,
+        herald_environment=herald_environment,
+    )
+    for line in notes:
+        supervisor.say(line)
+    return supervisor.run()
+
+
+def as_commands(specs: Sequence[ProcessSpec], present: Mapping[str, str]) -> str:
+    """The processes as text for a shell that has the environment ``present``; a comment names each one."""
+    return "\n".join(_as_command(spec, present) for spec in specs)
+
+
+def _as_command(spec: ProcessSpec, present: Mapping[str, str]) -> str:
+    removed = [f"-u {shlex.quote(name)}" for name in sorted(present.keys() - spec.environment.keys())]
+    changed = [
+        f"{shlex.quote(name)}={shlex.quote(value)}"
+        for name, value in sorted(spec.environment.items())
+        if present.get(name) != value
+    ]
+    words = spec.argv
+    if words[0].startswith("-") or "=" in words[0]:
+        # env would take it for an option or a variable
+        words = ("sh", "-c", '"$0" "$@"', *words)
+    binding = [] if spec.cores is None else [f"taskset -c {describe_cores(spec.cores).split()[1]}"]
+    lines = [" ".join([*binding, "env", *removed]), *changed, shlex.join(words)]
+    return f"# {spec.label}\n" + " \\\n    ".join(lines) + "\n"
+
+
+def setting(environ: Mapping[str, str], name: str) -> Any:
+    """The value of one field of :class:`~byteps_py.settings.JobSettings`, where the others may be missing.
+
+    Raises:
+        SettingsError: it has a bad value.
+    """
+    (field,) = (each for each in dataclasses.fields(JobSettings) if each.name == name)
+    variable: Variable = field.metadata["variable"]
+    if (found := variable.find(environ)) is None:
+        return field.default
+    try:
+        return variable.parse(found[1])
+    except ValueError:
+        raise SettingsError(f"{found[0]}={found[1]!r} must be {variable.form} ({variable.meaning})") from None
