@@ -1,18 +1,25 @@
-"""The command ``bps``: runs the roles of a job in the foreground."""
+"""The command ``bps``: runs the roles of a job in the foreground, and shows what the environment means."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
+from byteps_py import completion, env_report, known_names
 from byteps_py.errors import BytePSError, SettingsError
-from byteps_py.settings import SchedulerSettings, ServerSettings, read, why_needless
+from byteps_py.settings import JobSettings, SchedulerSettings, ServerSettings, read, read_role, why_needless
 from byteps_py.telemetry import logs
 from byteps_py.types import Role
 
 __all__ = ["main"]
+
+_S = TypeVar("_S", bound=JobSettings)
+_log = logging.getLogger("byteps_py.cli")
 
 FAILED = 1
 """Exit status after an error: the job was aborted, or could not begin."""
@@ -30,11 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     arguments = parser.parse_args(argv)
-    run: Callable[[], int] | None = getattr(arguments, "run", None)
+    run: Callable[[argparse.Namespace], int] | None = getattr(arguments, "run", None)
     if run is None:
         parser.error("a command is missing")
     try:
-        return run()
+        return run(arguments)
     except SettingsError as error:
         for problem in error.problems:
             print(f"bps {arguments.command}: {problem}", file=sys.stderr)
@@ -48,39 +55,82 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="bps", description="Run one role of a byteps_py job. See also bpslaunch.", allow_abbrev=False
+        prog="bps",
+        description="Run one role of a byteps_py job, or show what its environment means. See also bpslaunch.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    parser.add_argument(
+        "--completion", action=_Completion, choices=completion.SHELLS, help="print completion for a shell and exit"
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, run, text in (
         ("scheduler", _run_scheduler, "run the scheduler of a job, in the foreground"),
         ("server", _run_server, "run one server of a job, in the foreground"),
     ):
-        described = f"{text}. Settings come from the environment: DMLC_NUM_WORKER, DMLC_PS_ROOT_URI, ..."
+        described = (
+            f"{text}. Settings come from the environment: DMLC_NUM_WORKER, DMLC_PS_ROOT_URI, ...; `bps env` shows all."
+        )
         commands.add_parser(name, help=text, description=described, allow_abbrev=False).set_defaults(run=run)
+    text = "show every setting with the value in force and where it came from"
+    described = f"{text}; the exit status is 2 if a value is bad or missing."
+    env = commands.add_parser("env", help=text, description=described, allow_abbrev=False)
+    env.add_argument(
+        "--role", type=str.lower, choices=[str(each) for each in Role], help="whose (default: DMLC_ROLE, else all)"
+    )
+    env.add_argument("--json", action="store_true", help="as a JSON object")
+    env.set_defaults(run=_show_environment)
     return parser
 
 
-def _run_scheduler() -> int:
-    settings = read(SchedulerSettings, os.environ)
-    if (reason := why_needless(Role.SCHEDULER, settings)) is not None:
-        print(f"bps: {reason}", file=sys.stderr)
+def _show_environment(arguments: argparse.Namespace) -> int:
+    role = None if arguments.role is None else Role(arguments.role)
+    if role is None:
+        with contextlib.suppress(SettingsError):  # its row tells
+            role = read_role(os.environ)
+    report = env_report.inspect_environment(os.environ, role)
+    print(env_report.as_json(report) if arguments.json else env_report.as_text(report))
+    return USAGE if report.is_bad else 0
+
+
+def _run_scheduler(arguments: argparse.Namespace) -> int:
+    settings = _prepare(Role.SCHEDULER, SchedulerSettings)
+    if settings is None:
         return 0
     from byteps_py.roles import scheduler
 
-    logs.configure(settings, "scheduler")
     return scheduler.run(settings)
 
 
-def _run_server() -> int:
-    settings = read(ServerSettings, os.environ)
-    if (reason := why_needless(Role.SERVER, settings)) is not None:
-        print(f"bps: {reason}", file=sys.stderr)
+def _run_server(arguments: argparse.Namespace) -> int:
+    settings = _prepare(Role.SERVER, ServerSettings)
+    if settings is None:
         return 0
+    # OpenMP libraries read this when they are loaded, which is when the kernels are imported.
+    os.environ["OMP_WAIT_POLICY"] = settings.omp_wait_policy
     from byteps_py.roles import server
 
-    logs.configure(settings, "server")
     return server.run(settings)
+
+
+def _prepare(role: Role, kind: type[_S]) -> _S | None:
+    """Settings of a role, with the logs set up; None, and a line that says so, if the job needs none."""
+    settings = read(kind, os.environ)
+    if (reason := why_needless(role, settings)) is not None:
+        print(f"bps: {reason}", file=sys.stderr)
+        return None
+    logs.configure(settings, str(role))
+    for line in known_names.at_start(role, os.environ):
+        _log.warning("%s", line)
+    return settings
+
+
+class _Completion(argparse.Action):
+    """Prints the script."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: object, shell: object, *_: object) -> None:
+        print(completion.script(str(shell), parser, "bps --completion"), end="")
+        parser.exit()
 
 
 class _Version(argparse.Action):

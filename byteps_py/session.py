@@ -22,13 +22,22 @@ from typing import Any, Final, Protocol
 
 import numpy.typing as npt
 
-from byteps_py import kernels
+from byteps_py import kernels, known_names
 from byteps_py.errors import BytePSError, NotInitializedError, SettingsError
+from byteps_py.roles.address import check_interface
 from byteps_py.roles.local import LocalWorker
 from byteps_py.roles.member import worker_identity
 from byteps_py.roles.pending import Pending
 from byteps_py.roles.worker import Worker
-from byteps_py.settings import MAX_PARTITION_BYTES, WorkerSettings, read, read_role, runs_alone
+from byteps_py.settings import (
+    MAX_PARTITION_BYTES,
+    LogSettings,
+    WorkerSettings,
+    environment,
+    read,
+    read_role,
+    runs_alone,
+)
 from byteps_py.telemetry import logs
 from byteps_py.telemetry.metrics import SpeedRecord
 from byteps_py.transport.zmq import ZmqEndpoint
@@ -202,7 +211,7 @@ def init(lazy: bool = True) -> None:
             raise SettingsError(
                 f"DMLC_ROLE={role}: a {role} runs no training script; start it by `bpslaunch` or `bps {role}`"
             )
-        session = Session(LocalWorker()) if runs_alone() else _join(read(WorkerSettings))
+        session = _work_alone() if runs_alone() else _join(read(WorkerSettings))
         _session, _session_pid = session, os.getpid()
         atexit.register(_leave_at_exit, session, _session_pid)
 
@@ -277,8 +286,20 @@ def get_pushpull_speed() -> tuple[int, float]:
     return current().speed.take()
 
 
-def _join(settings: WorkerSettings) -> Session:
+def _work_alone() -> Session:
+    _start_logging(read(LogSettings))
+    return Session(LocalWorker())
+
+
+def _start_logging(settings: LogSettings) -> None:
     logs.configure(settings, "worker")
+    for line in known_names.at_start(Role.WORKER, environment()):
+        _log.warning("%s", line)
+
+
+def _join(settings: WorkerSettings) -> Session:
+    _start_logging(settings)
+    check_interface(settings)
     chosen = kernels.select(settings.kernels)
     incarnation = secrets.randbits(64)
     endpoint = ZmqEndpoint(worker_identity(incarnation), MAX_PARTITION_BYTES)

@@ -32,8 +32,8 @@ from byteps_py.variables import (
 
 __all__ = [
     "MAX_PARTITION_BYTES",
-    "OTHER_VARIABLES",
     "JobSettings",
+    "LaunchSettings",
     "LogSettings",
     "SchedulerSettings",
     "ServerSettings",
@@ -54,6 +54,7 @@ __all__ = [
 MAX_PARTITION_BYTES = 1 << 30
 """Largest partition that may be set, and so the largest payload frame that a data socket accepts."""
 
+_LONGEST_LIST = 1 << 16
 _LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 
 
@@ -157,7 +158,7 @@ class ServerSettings(JobSettings):
         team(1, 1024),
         "threads of one OpenMP team",
         None,
-        "number of cores",
+        "cores / engine threads",
         further=("OMP_NUM_THREADS", "BYTEPS_OMP_THREAD_PER_GPU"),
     )
 
@@ -216,22 +217,26 @@ class WorkerSettings(JobSettings):
     )
 
 
-OTHER_VARIABLES: tuple[Variable, ...] = (
-    Variable("DMLC_ROLE", *choice("scheduler", "server", "worker"), "", "what this process is in a distributed job"),
-    Variable(
+@dataclass(frozen=True, kw_only=True)
+class LaunchSettings:
+    """What the entry points look at before there is a role with settings."""
+
+    role: str | None = variable(
+        "DMLC_ROLE", choice("scheduler", "server", "worker"), "what this process is in a distributed job", None
+    )
+    devices_given: str | None = variable(
         "NVIDIA_VISIBLE_DEVICES",
-        *text("a list of devices, all, none or void"),
-        "",
+        text("a list of devices, all, none or void", _LONGEST_LIST),
         "bpslaunch starts as many workers as there are devices in it, without -n and BYTEPS_LOCAL_SIZE",
-    ),
-    Variable(
+        None,
+    )
+    devices_used: str | None = variable(
         "CUDA_VISIBLE_DEVICES",
-        *text("a list of devices"),
-        "",
-        "the same; where both are set, the shorter list counts",
-    ),
-)
-"""What is read outside the classes: by the entry points, or by others on our behalf."""
+        text("a list of devices", _LONGEST_LIST),
+        "the same; where both are set, the shorter list counts; an empty value is an empty list",
+        None,
+    )
+
 
 _CLASSES: dict[Role, type[JobSettings]] = {
     Role.SCHEDULER: SchedulerSettings,

@@ -147,10 +147,10 @@ def core_lists() -> tuple[str, Callable[[str], tuple[frozenset[int], ...]]]:
     return "a list of cores for each process, such as 0-3,8:4-7,9", parse
 
 
-def text(form: str) -> tuple[str, Callable[[str], str]]:
+def text(form: str, longest: int = _MAX_TEXT) -> tuple[str, Callable[[str], str]]:
     def parse(text: str) -> str:
         word = text.strip()
-        if not 0 < len(word) <= _MAX_TEXT or not word.isprintable():
+        if not 0 < len(word) <= longest or not word.isprintable():
             raise ValueError(text)
         return word
 
@@ -190,6 +190,7 @@ class Finding:
         variable: what gives it.
         value: the value in force; None where there is a problem.
         origin: the name of the variable that gave it; empty for the default.
+        text: what was found there.
         problem: what is wrong with it; empty if nothing is.
         missing: whether the problem is that a variable is not set.
     """
@@ -198,6 +199,7 @@ class Finding:
     variable: Variable
     value: Any = None
     origin: str = ""
+    text: str = ""
     problem: str = ""
     missing: bool = False
 
@@ -212,10 +214,10 @@ def _examine(field: dataclasses.Field[Any], environ: Mapping[str, str]) -> Findi
     if (found := variable.find(environ)) is not None:
         name, text = found
         try:
-            return Finding(field.name, variable, variable.parse(text), name)
+            return Finding(field.name, variable, variable.parse(text), name, text)
         except ValueError:
             problem = f"{name}={text!r} must be {variable.form} ({variable.meaning})"
-            return Finding(field.name, variable, origin=name, problem=problem)
+            return Finding(field.name, variable, origin=name, text=text, problem=problem)
     if field.default is dataclasses.MISSING:
         problem = f"{variable.name} is not set: {variable.meaning}; expected {variable.form}"
         return Finding(field.name, variable, problem=problem, missing=True)

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from byteps_py import known_names
 from byteps_py.errors import SettingsError
 from byteps_py.launcher import arguments
 from byteps_py.launcher.local import run_job
@@ -35,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return run_role(role, options, environ)
         if not options.command:
             arguments.usage_error("the command that the workers run is missing")
+        for line in known_names.report(environ):
+            print(f"bpslaunch: {line}", file=sys.stderr)
         if role is None:
             return run_job(options, environ)
         return run_role(role, options, environ)

@@ -9,26 +9,35 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from byteps_py.settings import (
-    OTHER_VARIABLES,
-    JobSettings,
-    SchedulerSettings,
-    ServerSettings,
-    Variable,
-    WorkerSettings,
-    variables_of,
-)
+from byteps_py.env_report import SECTIONS
+from byteps_py.known_names import WITHOUT_EFFECT
+from byteps_py.variables import Variable
 
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "env.md"
 
 _HEAD = """\
 # Environment variables
 
-<!-- Made by `make docs` from byteps_py/settings.py; do not edit. -->
+<!-- Made by `make docs` from byteps_py/settings.py and byteps_py/known_names.py; do not edit. -->
 
 They are read once, when a process starts. An empty value counts as not set. What is wrong with them is told in one
 message that names every variable, its value and the form expected; the exit status is then 2. A text has at most 255
 characters.
+
+Where a row has several names, the first that is set gives the value; an option of `bpslaunch` goes before all of them.
+`bps env` shows every setting with the value in force and where it came from, `bps env --role server` those of a server,
+`bps env --json` the same for programs; its exit status is 2 if something is wrong with them.
+"""
+
+_WITHOUT_EFFECT = """\
+## Known, and without effect here
+
+What BytePS, ps-lite and the tracker of dmlc read beside the above. One that is set to something else than what happens
+anyway is told once for each job, by `bpslaunch`, or by a process that was started without it. A name that begins with
+`BYTEPS_` or `DMLC_` and is in none of these tables is told as well, with the name that it resembles.
+
+| variables | what happens instead |
+| --- | --- |
 """
 
 
@@ -40,19 +49,9 @@ def main(arguments: list[str]) -> None:
 
 def render() -> str:
     """The whole document."""
-    common = list(_variables(JobSettings))
-    sections = [
-        _section("Every process of a distributed job: scheduler, servers and workers", common),
-        _section("The scheduler", (each for each in _variables(SchedulerSettings) if each not in common)),
-        _section("Servers", (each for each in _variables(ServerSettings) if each not in common)),
-        _section("Workers", (each for each in _variables(WorkerSettings) if each not in common)),
-        _section("Read by bpslaunch and others", OTHER_VARIABLES),
-    ]
-    return "\n".join([_HEAD, *sections])
-
-
-def _variables(settings: type[JobSettings]) -> Iterable[Variable]:
-    return (variable for _, variable in variables_of(settings))
+    sections = [_section(each.title, each.variables) for each in SECTIONS]
+    known = [f"| {', '.join(f'`{name}`' for name in group.names)} | {group.reason} |" for group in WITHOUT_EFFECT]
+    return "\n".join([_HEAD, *sections, _WITHOUT_EFFECT + "\n".join([*known, ""])])
 
 
 def _section(title: str, variables: Iterable[Variable]) -> str:

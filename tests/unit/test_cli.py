@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import subprocess
 import sys
@@ -103,3 +105,63 @@ def test_python_m_byteps_py_is_the_command() -> None:
     )
     assert done.returncode == 2
     assert [line.split()[2] for line in done.stderr.splitlines()] == list(JOB)
+
+
+def test_the_openmp_library_sees_the_policy_of_a_server() -> None:
+    """It reads its environment when it is loaded, and tells what it has read."""
+    variables = {"BYTEPS_SERVER_OMP_WAIT_POLICY": "active", "OMP_WAIT_POLICY": "passive", "OMP_DISPLAY_ENV": "true"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "byteps_py", "server"],
+        env={**os.environ, **JOB, "DMLC_PS_ROOT_URI": "127.0.0.1", **variables},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if "OMP_WAIT_POLICY" in line)
+        process.kill()
+    assert "'ACTIVE'" in line
+
+
+def test_a_role_tells_what_has_no_effect(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("BYTEPS_ENABLE_ASYNC", "1")
+    monkeypatch.setattr(scheduler, "run", lambda settings: 0)
+    monkeypatch.setattr(logging.getLogger("byteps_py"), "propagate", True)
+    assert cli.main(["scheduler"]) == 0
+    assert "BYTEPS_ENABLE_ASYNC=1 has no effect here: training is synchronous so far" in caplog.text
+    caplog.clear()
+    monkeypatch.setenv("BYTEPS_LAUNCH_ID", "9a")
+    assert cli.main(["scheduler"]) == 0
+    assert not caplog.text
+
+
+class TestEnv:
+    def test_dmlc_role_chooses(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        monkeypatch.setenv("DMLC_ROLE", "Server")
+        assert cli.main(["env"]) == 0
+        text = capsys.readouterr().out
+        assert "\nServers\n" in text
+        assert "\nWorkers\n" not in text
+        assert cli.main(["env", "--role", "worker"]) == 0
+        assert "\nWorkers\n" in capsys.readouterr().out
+
+    def test_json(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["env", "--json"]) == 0
+        shown = {each["setting"]: each["from"] for each in json.loads(capsys.readouterr().out)["settings"]}
+        assert shown["DMLC_NUM_WORKER"] == "DMLC_NUM_WORKER"
+
+    @pytest.mark.parametrize(("name", "value"), [("BYTEPS_KERNELS", "fast"), ("DMLC_ROLE", "joint")])
+    def test_a_bad_value(
+        self, name: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv(name, value)
+        assert cli.main(["env"]) == 2
+        assert f"{name}='{value}' must be one of" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_the_commands(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--completion", shell])
+    assert caught.value.code == 0
+    script = capsys.readouterr().out
+    assert all(word in script for word in ("scheduler", "server", "env", "--role", "--json"))

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
+from byteps_py.errors import SettingsError
 from byteps_py.launcher import affinity
 from byteps_py.launcher.affinity import OpenMP
+from byteps_py.settings import ServerSettings, WorkerSettings, read
 from byteps_py.types import Role
+
+DEFAULT = OpenMP("passive", "2")
+JOB = {
+    "DMLC_NUM_WORKER": "2",
+    "DMLC_NUM_SERVER": "1",
+    "DMLC_PS_ROOT_URI": "10.0.0.1",
+    "DMLC_PS_ROOT_PORT": "9000",
+}
+SHOW = "import os; print(*os.sched_getaffinity(0), os.environ['OMP_NUM_THREADS'])"
 
 
 @pytest.mark.parametrize(
@@ -20,6 +33,14 @@ from byteps_py.types import Role
         ({"OMP_NUM_THREADS": "4,2"}, None, None, OpenMP("passive", "4,2")),
         ({"OMP_NUM_THREADS": "4"}, None, 3, OpenMP("passive", "3")),
         ({"OMP_NUM_THREADS": " ", "OMP_WAIT_POLICY": ""}, None, None, OpenMP("passive", "2")),
+        ({"BYTEPS_OMP_THREAD_PER_GPU": "8"}, None, None, OpenMP("passive", "8")),
+        ({"BYTEPS_OMP_THREAD_PER_GPU": "8", "OMP_NUM_THREADS": "4"}, None, None, OpenMP("passive", "4")),
+        ({"BYTEPS_SERVER_OMP_NUM_THREADS": "6", "OMP_NUM_THREADS": "4"}, None, None, OpenMP("passive", "6")),
+        ({"BYTEPS_SERVER_OMP_NUM_THREADS": "6"}, None, 3, OpenMP("passive", "3")),
+        ({"BYTEPS_SERVER_OMP_WAIT_POLICY": "Active", "OMP_WAIT_POLICY": "passive"}, None, None, OpenMP("active", "2")),
+        ({"BYTEPS_SERVER_OMP_WAIT_POLICY": "active"}, "passive", None, OpenMP("passive", "2")),
+        ({"BYTEPS_WORKER_OMP_WAIT_POLICY": "active", "BYTEPS_WORKER_OMP_NUM_THREADS": "9"}, None, None, DEFAULT),
+        ({"OMP_WAIT_POLICY": "eager", "OMP_NUM_THREADS": "many"}, None, None, OpenMP(None, None)),
     ],
 )
 def test_flag_before_exported_before_default(
@@ -29,6 +50,28 @@ def test_flag_before_exported_before_default(
         Role.SERVER, environ, wait_policy=policy, num_threads=threads, default=OpenMP("passive", "2")
     )
     assert chosen == expected
+
+
+def test_the_process_reads_what_was_settled() -> None:
+    """A flag must not be undone by a variable that goes before OMP_* in the process itself."""
+    exported = {
+        "BYTEPS_SERVER_OMP_WAIT_POLICY": "active",
+        "BYTEPS_SERVER_OMP_NUM_THREADS": "7",
+        "BYTEPS_OMP_THREAD_PER_GPU": "9",
+        "HOME": "/root",
+    }
+    chosen = affinity.choose(Role.SERVER, exported, wait_policy="passive", num_threads=3, default=DEFAULT)
+    settled = chosen.settle(exported)
+    assert settled == {"HOME": "/root", "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "3"}
+    server = read(ServerSettings, {**JOB, **settled})
+    assert (server.omp_wait_policy, server.omp_num_threads) == ("passive", 3)
+
+
+def test_a_bad_value_stays_for_the_settings_to_tell() -> None:
+    exported = {"BYTEPS_WORKER_OMP_WAIT_POLICY": "eager", "OMP_WAIT_POLICY": "passive"}
+    chosen = affinity.choose(Role.WORKER, exported, wait_policy=None, num_threads=None, default=OpenMP(None, "2"))
+    with pytest.raises(SettingsError, match="BYTEPS_WORKER_OMP_WAIT_POLICY='eager' must be one of passive, active"):
+        read(WorkerSettings, {**JOB, **chosen.settle(exported)})
 
 
 def test_what_is_not_chosen_is_not_set() -> None:
@@ -45,8 +88,8 @@ def test_a_policy_for_one_thread_is_said_to_be_inert() -> None:
 @pytest.mark.parametrize(
     ("environ", "present", "count"),
     [
-        ({}, 0, 0),
-        ({}, 8, 8),
+        ({}, 0, None),
+        ({}, 8, None),
         ({"NVIDIA_VISIBLE_DEVICES": "0,1,2"}, 8, 3),
         ({"NVIDIA_VISIBLE_DEVICES": "GPU-aa,GPU-bb"}, 0, 2),
         ({"NVIDIA_VISIBLE_DEVICES": "all"}, 4, 4),
@@ -58,10 +101,73 @@ def test_a_policy_for_one_thread_is_said_to_be_inert() -> None:
         ({"CUDA_VISIBLE_DEVICES": ""}, 8, 0),
         ({"NVIDIA_VISIBLE_DEVICES": "all", "CUDA_VISIBLE_DEVICES": "1"}, 8, 1),
         ({"NVIDIA_VISIBLE_DEVICES": "0,1,2,3", "CUDA_VISIBLE_DEVICES": "0,1"}, 8, 2),
+        ({"NVIDIA_VISIBLE_DEVICES": "ALL"}, 4, 4),
+        ({"NVIDIA_VISIBLE_DEVICES": " None "}, 4, 0),
+        ({"NVIDIA_VISIBLE_DEVICES": "none", "CUDA_VISIBLE_DEVICES": "0,1"}, 4, 0),
+        ({"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_VISIBLE_DEVICES": "0"}, 4, 0),
+        ({"NVIDIA_VISIBLE_DEVICES": "6,7", "CUDA_VISIBLE_DEVICES": "0,1"}, 2, 2),
+        ({"NVIDIA_VISIBLE_DEVICES": "all", "CUDA_VISIBLE_DEVICES": "0,1"}, 0, 2),
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 2, 2),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, 0, 2),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, 8, 0),
+        ({"CUDA_VISIBLE_DEVICES": "all"}, 8, 0),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-1b, MIG-2c/1/0"}, 8, 2),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, 8, 0),
     ],
 )
-def test_visible_devices(environ: dict[str, str], present: int, count: int) -> None:
-    assert affinity.count_devices(environ, present) == count
+def test_listed_devices(environ: dict[str, str], present: int, count: int | None) -> None:
+    assert affinity.listed_devices(environ, present) == count
+    assert affinity.count_devices(environ, present) == (present if count is None else count)
+
+
+USABLE = frozenset({0, 1, 2, 3, 8})
+
+
+@pytest.mark.parametrize(
+    ("text", "workers", "expected"),
+    [
+        (None, 2, (None, None)),
+        (" ", 1, (None,)),
+        ("0-1:2,8", 2, (frozenset({0, 1}), frozenset({2, 8}))),
+        ("0:1:99", 2, (frozenset({0}), frozenset({1}))),
+        (" 0 - 3 , 8 ", 1, (USABLE,)),
+        ("no list", 2, (None, None)),
+    ],
+)
+def test_bind(text: str | None, workers: int, expected: tuple[frozenset[int] | None, ...]) -> None:
+    environ = {} if text is None else {"BYTEPS_VISIBLE_CPU_CORES": text}
+    assert affinity.bind(environ, workers, USABLE) == expected
+
+
+def test_cores_that_are_not_there_and_lists_that_are_missing_are_told_together() -> None:
+    with pytest.raises(SettingsError) as caught:
+        affinity.bind({"BYTEPS_VISIBLE_CPU_CORES": "0-1:4-7,9"}, 3, USABLE)
+    assert caught.value.problems == (
+        "BYTEPS_VISIBLE_CPU_CORES='0-1:4-7,9' has 2 of the 3 lists that are needed: one for each worker of this "
+        "machine, with colons between them",
+        "BYTEPS_VISIBLE_CPU_CORES='0-1:4-7,9' names cores 4-7,9, but this process may run on cores 0-3,8 only",
+    )
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [({3}, "core 3"), ({0, 1}, "cores 0-1"), ({0, 2}, "cores 0,2"), ({10, 1, 2, 3}, "cores 1-3,10")],
+)
+def test_describe_cores(numbers: set[int], text: str) -> None:
+    assert affinity.describe_cores(numbers) == text
+
+
+def test_a_worker_runs_on_its_cores() -> None:
+    core = max(affinity.usable_cores())
+    done = subprocess.run(
+        [sys.executable, "-m", "byteps_py.launcher", "--no-prefix", "--", sys.executable, "-c", SHOW],
+        env={**os.environ, "BYTEPS_VISIBLE_CPU_CORES": str(core), "OMP_NUM_THREADS": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.split() == [str(core), "1"]
 
 
 @pytest.mark.parametrize(("text", "threads"), [("", 1), ("4", 4), ("0", 1), ("two", 1), ("-3", 1)])

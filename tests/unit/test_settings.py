@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from byteps_py.errors import SettingsError
+from byteps_py.known_names import KNOWN
 from byteps_py.settings import (
-    OTHER_VARIABLES,
     JobSettings,
+    LaunchSettings,
+    LogSettings,
     SchedulerSettings,
     ServerSettings,
     WorkerSettings,
@@ -60,6 +62,11 @@ class TestRead:
         assert worker.kernels == "native"
         assert worker.job_id == "0"
         assert read(ServerSettings, JOB).engine_threads == 1
+        assert [read(each, JOB).log_level for each in CLASSES] == ["info", "info", "warning"]
+
+    def test_what_is_logged_needs_no_job(self) -> None:
+        settings = read(LogSettings, {"PS_VERBOSE": "2", "BYTEPS_LOG_HIDE_TIME": "1"})
+        assert (settings.log_level, settings.verbose, settings.hide_time) == ("warning", 2, True)
 
     def test_values(self) -> None:
         worker = read(
@@ -100,6 +107,60 @@ class TestRead:
     def test_settings_do_not_change(self) -> None:
         with pytest.raises(dataclasses.FrozenInstanceError):
             read(WorkerSettings, JOB).local_rank = 1  # type: ignore[misc]
+
+
+class TestPrecedence:
+    """The variable of a role, then OpenMP's own, then BytePS's, then the default."""
+
+    @pytest.mark.parametrize(
+        ("changes", "server", "worker"),
+        [
+            ({}, ("passive", None), (None, None)),
+            ({"OMP_WAIT_POLICY": "ACTIVE"}, ("active", None), ("active", None)),
+            ({"BYTEPS_OMP_THREAD_PER_GPU": "4"}, ("passive", 4), (None, 4)),
+            ({"BYTEPS_OMP_THREAD_PER_GPU": "4", "OMP_NUM_THREADS": "3,2"}, ("passive", 3), (None, 3)),
+            (
+                {"BYTEPS_SERVER_OMP_NUM_THREADS": "2", "BYTEPS_WORKER_OMP_WAIT_POLICY": " Active "},
+                ("passive", 2),
+                ("active", None),
+            ),
+            (
+                {
+                    "BYTEPS_SERVER_OMP_WAIT_POLICY": "active",
+                    "BYTEPS_WORKER_OMP_NUM_THREADS": "5",
+                    "OMP_WAIT_POLICY": "passive",
+                    "OMP_NUM_THREADS": "6",
+                },
+                ("active", 6),
+                ("passive", 5),
+            ),
+            ({"BYTEPS_SERVER_OMP_WAIT_POLICY": " ", "OMP_WAIT_POLICY": "active"}, ("active", None), ("active", None)),
+            (
+                {
+                    "BYTEPS_SERVER_OMP_WAIT_POLICY": "active",
+                    "BYTEPS_WORKER_OMP_WAIT_POLICY": "active",
+                    "OMP_WAIT_POLICY": "?",
+                },
+                ("active", None),
+                ("active", None),
+            ),
+        ],
+    )
+    def test_openmp(
+        self, changes: dict[str, str], server: tuple[str, int | None], worker: tuple[str | None, int | None]
+    ) -> None:
+        found = read(ServerSettings, JOB | changes)
+        assert (found.omp_wait_policy, found.omp_num_threads) == server
+        own = read(WorkerSettings, JOB | changes)
+        assert (own.omp_wait_policy, own.omp_num_threads) == worker
+
+    def test_a_bad_value_is_named_as_it_was_spelt(self) -> None:
+        (problem,) = problems(ServerSettings, JOB | {"OMP_WAIT_POLICY": "eager"})
+        assert problem == "OMP_WAIT_POLICY='eager' must be one of passive, active (how idle OpenMP threads wait)"
+
+    def test_cores(self) -> None:
+        lists = read(WorkerSettings, JOB | {"BYTEPS_VISIBLE_CPU_CORES": "0-2,8:4"}).visible_cores
+        assert lists == (frozenset({0, 1, 2, 8}), frozenset({4}))
 
 
 class TestProblems:
@@ -158,8 +219,25 @@ class TestProblems:
             ("BYTEPS_LOG_LEVEL", "loud"),
             ("BYTEPS_PARTITION_BYTES", "63"),
             ("BYTEPS_PARTITION_BYTES", str(2**30 + 1)),
+            ("BYTEPS_LOST_TIMEOUT", "1e7"),
+            ("BYTEPS_LOST_TIMEOUT", "1_0"),
+            ("BYTEPS_LOST_TIMEOUT", "٣"),
+            ("BYTEPS_GRACE_PERIOD", "-inf"),
+            ("BYTEPS_STALL_TIMEOUT", "NaN"),
+            ("BYTEPS_PARTITION_BYTES", "1e3"),
+            ("PS_VERBOSE", "3"),
+            ("BYTEPS_PORT_RANGE", "9009-9000"),
+            ("BYTEPS_PORT_RANGE", "9000:9009"),
             ("OMP_NUM_THREADS", "0"),
             ("OMP_NUM_THREADS", "many"),
+            ("OMP_WAIT_POLICY", "eager"),
+            ("BYTEPS_WORKER_OMP_WAIT_POLICY", "1"),
+            ("BYTEPS_OMP_THREAD_PER_GPU", "four"),
+            ("BYTEPS_VISIBLE_CPU_CORES", "0-"),
+            ("BYTEPS_VISIBLE_CPU_CORES", "3-1"),
+            ("BYTEPS_VISIBLE_CPU_CORES", "0::1"),
+            ("BYTEPS_VISIBLE_CPU_CORES", "0,a"),
+            ("BYTEPS_VISIBLE_CPU_CORES", "0-999999999"),
         ],
     )
     def test_a_bad_value_is_named_with_the_form_expected(self, name: str, value: str) -> None:
@@ -181,11 +259,25 @@ class TestProblems:
             ),
             ({"BYTEPS_LOCAL_RANK": "1"}, "BYTEPS_LOCAL_RANK=1 must be less than BYTEPS_LOCAL_SIZE=1"),
             ({"DMLC_WORKER_ID": "2"}, "DMLC_WORKER_ID=2 must be less than DMLC_NUM_WORKER=2"),
+            (
+                {"BYTEPS_PORT_RANGE": "9001-9009"},
+                "DMLC_PS_ROOT_PORT=9000 must lie in BYTEPS_PORT_RANGE=9001-9009: every port that is listened at does",
+            ),
         ],
     )
     def test_contradictions(self, changes: dict[str, str], problem: str) -> None:
         (found,) = problems(WorkerSettings, JOB | changes)
         assert found.startswith(problem)
+
+    @pytest.mark.parametrize(("port", "good"), [("8999", False), ("9000", True), ("9009", True), ("0", True)])
+    def test_a_servers_port_lies_in_the_range(self, port: str, good: bool) -> None:
+        environ = JOB | {"BYTEPS_PORT_RANGE": "9000-9009", "DMLC_PORT": port}
+        if good:
+            assert read(ServerSettings, environ).port == int(port)
+        else:
+            assert problems(ServerSettings, environ)[0].startswith(
+                "DMLC_PORT=8999 must lie in BYTEPS_PORT_RANGE=9000-9009"
+            )
 
     def test_no_server_is_needed_for_one_worker(self) -> None:
         assert read(WorkerSettings, JOB | {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "0"}).num_server == 0
@@ -263,7 +355,7 @@ class TestTable:
         script["main"]([str(tmp_path / "env.md")])
         made = (tmp_path / "env.md").read_text(encoding="utf-8")
         assert made == (ROOT / "docs" / "env.md").read_text(encoding="utf-8"), "run `make docs`"
-        for settings in CLASSES:
+        for settings in (*CLASSES, LaunchSettings):
             for _, variable in variables_of(settings):
                 names = ", else ".join(f"`{name}`" for name in variable.names)
                 assert f"| {names} | {variable.form} |" in made
@@ -278,8 +370,7 @@ class TestTable:
                     assert variable.parse(variable.default) == field.default
 
     def test_every_variable_that_the_package_speaks_of_is_in_the_table(self) -> None:
-        known = {name for settings in CLASSES for _, each in variables_of(settings) for name in each.names}
-        known |= {each.name for each in OTHER_VARIABLES}
+        known = set(KNOWN)
         spoken: set[str] = set()
         for folder in (ROOT / "byteps_py", ROOT / "launcher"):
             for path in folder.rglob("*.py"):

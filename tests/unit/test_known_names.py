@@ -1,0 +1,146 @@
+"""Variables that are set and do nothing are told, and so are misspelt ones; others' variables are left alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from byteps_py.known_names import KNOWN, READ, WITHOUT_EFFECT, at_start, report
+from byteps_py.types import Role
+from tests.helpers.leftovers import RUN_MARK
+
+
+def test_no_name_is_in_two_tables() -> None:
+    names = [name for group in WITHOUT_EFFECT for name in group.names]
+    assert len(names) == len(set(names))
+    assert not READ & set(names)
+    assert READ | set(names) == KNOWN
+
+
+def test_each_reason_speaks_of_names_that_are_read() -> None:
+    for group in WITHOUT_EFFECT:
+        words = (word.strip(":;,()").partition("=")[0] for word in group.reason.split())
+        assert {word for word in words if word.startswith(("BYTEPS_", "DMLC_", "PS_"))} <= READ
+
+
+@pytest.mark.parametrize(
+    ("environ", "line"),
+    [
+        ({"BYTEPS_ENABLE_ASYNC": "1"}, "BYTEPS_ENABLE_ASYNC=1 has no effect here: training is synchronous so far"),
+        (
+            {"PS_HEARTBEAT_TIMEOUT": " 60 "},
+            "PS_HEARTBEAT_TIMEOUT=60 has no effect here: signs of life are always sent; BYTEPS_LOST_TIMEOUT says how "
+            "long a process may be silent",
+        ),
+        ({"DMLC_ENABLE_RDMA": "ibverbs"}, "DMLC_ENABLE_RDMA=ibverbs has no effect here: TCP is the only transport"),
+        (
+            {"BYTEPS_TRACE_ON": "1", "BYTEPS_TRACE_DIR": "/data", "BYTEPS_TRACE_END_STEP": "20"},
+            "BYTEPS_TRACE_DIR=/data, BYTEPS_TRACE_ON=1 have no effect here: no timeline is written yet",
+        ),
+    ],
+)
+def test_no_effect(environ: dict[str, str], line: str) -> None:
+    assert report(environ) == [line]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("BYTEPS_ENABLE_ASYNC", "0"),
+        ("BYTEPS_ENABLE_ASYNC", "False"),
+        ("BYTEPS_ENABLE_ASYNC", " "),
+        ("BYTEPS_KEY_HASH_FN", "djb2"),
+        ("DMLC_ENABLE_RDMA", "zmq"),
+        ("BYTEPS_NUMA_ON", "1"),
+        ("PS_RESEND", "1"),
+        ("BYTEPS_NCCL_HOME", "/usr/local/nccl"),
+        ("DMLC_TASK_ID", "3"),
+        ("ENABLE_PROFILING", "1"),
+        ("BYTEPS_SERVER_OMP_WAIT_POLICY", "active"),
+        ("BYTEPS_OMP_THREAD_PER_GPU", "4"),
+        (RUN_MARK, "a test run"),
+    ],
+)
+def test_what_asks_for_nothing_is_no_news(name: str, value: str) -> None:
+    assert report({name: value}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "rest"),
+    [
+        ("DMLC_NUM_WORKERS", "; did you mean DMLC_NUM_WORKER?"),
+        ("BYTEPS_PARTITON_BYTES", "; did you mean BYTEPS_PARTITION_BYTES?"),
+        ("DLMC_ROLE", "; did you mean DMLC_ROLE?"),
+        ("BYTESPS_LOCAL_SIZE", "; did you mean BYTEPS_LOCAL_SIZE?"),
+        ("BPS_PARTITION_BYTES", "; did you mean BYTEPS_PARTITION_BYTES?"),
+        ("dmlc_ps_root_uri", "; did you mean DMLC_PS_ROOT_URI?"),
+        ("PS_VERBOS", "; did you mean PS_VERBOSE?"),
+        ("BYTEPS_ENABLE_ASYNCH", "; BYTEPS_ENABLE_ASYNC has no effect here either: training is synchronous so far"),
+        ("BYTEPS_FAVOURITE_COLOUR", ""),
+        ("DMLC_", ""),
+    ],
+)
+def test_misspelt(name: str, rest: str) -> None:
+    assert report({name: "1"}) == [f"{name}: no variable of that name is known{rest}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PS_FORMAT", "pid,args"),
+        ("PS_PERSONALITY", "linux"),
+        ("PS1", "$ "),
+        ("BYTES_PER_SECOND", "3"),
+        ("BYTE", "1"),
+        ("OMP_PROC_BIND", "true"),
+        ("NCCL_DEBUG", "INFO"),
+        ("PATH", "/bin"),
+        ("BYTEPS_SCHEDULER_SERVICE_HOST", "10.0.0.7"),
+        ("BYTEPS_SCHEDULER_SERVICE_PORT_HTTP", "9000"),
+        ("BYTEPS_SCHEDULER_PORT", "tcp://10.0.0.7:9000"),
+        ("BYTEPS_SCHEDULER_PORT_9000_TCP_ADDR", "10.0.0.7"),
+        ("BYTEPS_SCHEDULER_PORT_9000_TCP", "tcp://10.0.0.7:9000"),
+    ],
+)
+def test_variables_of_others_are_left_alone(name: str, value: str) -> None:
+    assert report({name: value}) == []
+
+
+def test_the_report_is_in_a_fixed_order() -> None:
+    environ = {"DMLC_X": "1", "DMLC_LOCAL": "1", "BYTEPS_ENABLE_ASYNC": "1"}
+    assert report(environ) == report(dict(reversed(environ.items())))
+    assert len(report(environ)) == 3
+
+
+class TestAtStart:
+    def test_the_launcher_has_told_it(self) -> None:
+        environ = {"BYTEPS_ENABLE_ASYNC": "1", "BYTEPS_VISIBLE_CPU_CORES": "0"}
+        assert at_start(Role.WORKER, {**environ, "BYTEPS_LAUNCH_ID": "9a"}) == []
+        assert len(at_start(Role.WORKER, environ)) == 2
+        assert at_start(Role.SERVER, environ) == report(environ)
+
+    @pytest.mark.parametrize(
+        ("environ", "line"),
+        [
+            (
+                {"BYTEPS_WORKER_OMP_WAIT_POLICY": "active"},
+                "BYTEPS_WORKER_OMP_WAIT_POLICY=active comes too late: OpenMP libraries read OMP_WAIT_POLICY when they "
+                "are loaded; start by bpslaunch, or export OMP_WAIT_POLICY=active",
+            ),
+            (
+                {"BYTEPS_WORKER_OMP_NUM_THREADS": "3", "OMP_NUM_THREADS": "2"},
+                "BYTEPS_WORKER_OMP_NUM_THREADS=3 comes too late for torch and others: OpenMP libraries read "
+                "OMP_NUM_THREADS when they are loaded; start by bpslaunch, or export OMP_NUM_THREADS=3",
+            ),
+            (
+                {"BYTEPS_VISIBLE_CPU_CORES": "0-3"},
+                "BYTEPS_VISIBLE_CPU_CORES=0-3 has no effect here: only bpslaunch binds workers to cores",
+            ),
+        ],
+    )
+    def test_what_only_the_launcher_can_do(self, environ: dict[str, str], line: str) -> None:
+        assert at_start(Role.WORKER, environ) == [line]
+        assert at_start(Role.SERVER, environ) == []
+
+    def test_what_is_so_already_comes_in_time(self) -> None:
+        environ = {"BYTEPS_WORKER_OMP_WAIT_POLICY": "passive", "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "2"}
+        assert at_start(Role.WORKER, environ) == []
