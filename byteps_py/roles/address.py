@@ -67,10 +67,13 @@ def own_address(settings: JobSettings, log: logging.Logger) -> OwnAddress:
         TransportError: the scheduler's name is not known within ``BYTEPS_START_TIMEOUT``.
     """
     check_interface(settings)
-    if settings.node_host is not None:
-        return OwnAddress(settings.node_host, "as DMLC_NODE_HOST says")
+    given = None if settings.node_host is None else OwnAddress(settings.node_host, "as DMLC_NODE_HOST says")
+    if given is not None and not _reaches_only_itself(given.host):
+        return given
     targets = wait_until_resolved(settings.root_uri, settings.root_port, settings.start_timeout, log)
-    if settings.interface is not None:
+    if given is not None:
+        chosen = given
+    elif settings.interface is not None:
         chosen = choose_of_interface(settings.interface, interface_addresses(), targets)
     else:
         chosen = choose_by_route(settings.root_uri, targets, address_towards(targets, settings.root_port))
@@ -135,7 +138,7 @@ def _look_up(name: str, interfaces: Interfaces) -> None:
 def _warn(chosen: OwnAddress, settings: JobSettings, targets: Sequence[str], log: logging.Logger) -> None:
     """An address that others cannot use must not be found out by a job that never begins."""
     advice = "set DMLC_NODE_HOST or DMLC_INTERFACE"
-    if is_numeric(chosen.host) and is_loopback(chosen.host) and not any(is_local(each) for each in targets):
+    if _reaches_only_itself(chosen.host) and not any(is_local(each) for each in targets):
         log.warning(
             "the own address is %s, %s: nobody on another machine reaches it, and the scheduler at %s is not here: %s",
             *chosen,
@@ -148,6 +151,10 @@ def _warn(chosen: OwnAddress, settings: JobSettings, targets: Sequence[str], log
             "same name on every machine",
             *chosen,
         )
+
+
+def _reaches_only_itself(host: str) -> bool:
+    return host == "localhost" or (is_numeric(host) and is_loopback(host))
 
 
 def _list(interfaces: Interfaces) -> str:

@@ -9,9 +9,10 @@ from typing import Any, Final
 import msgspec
 
 from byteps_py.errors import RemoteProtocolError
+from byteps_py.wire.control import Register, decode_control
 from byteps_py.wire.header import Header, Opcode, decode
 
-__all__ = ["Complaints", "Envelope", "open_frames"]
+__all__ = ["Complaints", "Envelope", "asks_to_join", "open_frames"]
 
 _MOST_PEERS: Final = 1000
 
@@ -57,6 +58,14 @@ def open_frames(frames: Sequence[memoryview]) -> tuple[Header, memoryview | None
         raise RemoteProtocolError(f"a data message has 1 or 2 frames, this one has {len(frames)}")
     payload = frames[1] if len(frames) == 2 else None
     return decode(frames[0], None if payload is None else payload.nbytes), payload
+
+
+def asks_to_join(frames: Sequence[memoryview]) -> bool:
+    """Whether a message that is no data message is a registration, which only a scheduler can answer."""
+    try:
+        return len(frames) == 1 and isinstance(decode_control(frames[0]), Register)
+    except RemoteProtocolError:
+        return False
 
 
 class Complaints:

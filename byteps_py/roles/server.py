@@ -18,14 +18,14 @@ from byteps_py.core.aggregation import Accept, Action, Aggregation, Contribution
 from byteps_py.errors import BytePSError, RemoteProtocolError, SettingsError
 from byteps_py.roles.address import listening_ports, own_address
 from byteps_py.roles.engine import Engine
-from byteps_py.roles.envelope import Complaints, Envelope, open_frames
+from byteps_py.roles.envelope import Complaints, Envelope, asks_to_join, open_frames
 from byteps_py.roles.member import SCHEDULER, SchedulerLink, package_version, worker_identity
 from byteps_py.roles.process import describe_this_process
 from byteps_py.settings import MAX_PARTITION_BYTES, ServerSettings
 from byteps_py.transport.base import Buffer, Endpoint, Message, tcp_address
 from byteps_py.transport.zmq import ZmqEndpoint
 from byteps_py.types import Role
-from byteps_py.wire.control import ControlMessage, Finished, Left, Register, Welcome
+from byteps_py.wire.control import ControlMessage, Finished, Left, Refused, Register, Welcome, encode_control
 from byteps_py.wire.header import ACCEPT_ENTRY, RANK_ENTRY, Flag, Header, Opcode, encode
 
 __all__ = ["Server", "run"]
@@ -102,6 +102,10 @@ class Server:
         self._early: list[Message] = []
         self._early_bytes = 0
         self._complaints = Complaints(_log)
+        self._not_the_scheduler = (
+            f"a server of a job listens there, whose scheduler is at {settings.root_uri}:{settings.root_port}: check "
+            "DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"
+        )
         self._finished = False
         _log.info("the own address is %s, %s", host, reason)
         _log.info("listening at %s, %d engine threads of %d OpenMP threads", address, settings.engine_threads, team)
@@ -138,7 +142,7 @@ class Server:
         try:
             open_frames(message.frames)
         except RemoteProtocolError as error:
-            self._complaints.add(message.peer, error)
+            self._complain(message, error)
             return
         if self._early_bytes + nbytes <= _EARLY_BYTES:
             self._early_bytes += nbytes
@@ -177,7 +181,13 @@ class Server:
         try:
             self._rounds.receive(message)
         except RemoteProtocolError as error:
-            self._complaints.add(message.peer, error)
+            self._complain(message, error)
+
+    def _complain(self, message: Message, error: RemoteProtocolError) -> None:
+        """A process that takes this server for its scheduler is told so, instead of being left to wait."""
+        self._complaints.add(message.peer, error)
+        if asks_to_join(message.frames):
+            self._endpoint.send(message.peer, [encode_control(Refused(self._not_the_scheduler))])
 
 
 class _Rounds:

@@ -9,7 +9,9 @@ each listening address          1, and 1 more for a moment
 each connection, either side    1
 =============================== ==========================================================
 
-At the limit it would not accept connections either, but spin.
+At the limit it would not accept connections either, but spin.  Nobody who listens knows for sure how many will come, so
+the scheduler and the servers raise their soft limit to the hard one; a worker's process belongs to the user, whose limit
+is left alone as long as it is enough.
 """
 
 from __future__ import annotations
@@ -20,16 +22,17 @@ import resource
 
 from byteps_py.errors import TransportError
 
-__all__ = ["CONNECTION", "CONTEXT", "LISTENER", "need"]
+__all__ = ["CONNECTION", "CONTEXT", "LISTENER", "need", "raise_limit"]
 
 CONTEXT = 8
 """For a context, the event that wakes its owner, and what is opened for a moment to look at something."""
 LISTENER = 4
 CONNECTION = 3
+_MOST = 1 << 16
 
 
 def need(count: int) -> None:
-    """Make sure that ``count`` more files can be opened; raises the soft limit as far as the hard one allows.
+    """Make sure that ``count`` more files can be opened; raises the soft limit if that is enough.
 
     Raises:
         TransportError: the limit is too low.
@@ -47,6 +50,14 @@ def need(count: int) -> None:
         f"the limit of open files is too low: {used} are open, {count} more are needed, and `ulimit -n` is {hard}: "
         "raise it where this job is started"
     )
+
+
+def raise_limit() -> None:
+    """Raise the soft limit to what the largest job needs, as far as the hard one allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST if hard == resource.RLIM_INFINITY else min(_MOST, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _open_files(most: int) -> int:

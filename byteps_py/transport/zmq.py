@@ -75,6 +75,7 @@ class ZmqEndpoint:
     def listen(self, address: str, ports: Sequence[int] = ()) -> str:
         """See :meth:`byteps_py.transport.base.Endpoint.listen`, and :mod:`byteps_py.transport.listening`."""
         host, port = split_address(address)
+        descriptors.raise_limit()
         descriptors.need(descriptors.LISTENER)
         router = self._open(zmq.ROUTER)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from byteps_py.errors import TransportError
+from byteps_py.transport import dialing
 from byteps_py.transport.base import Endpoint, Message, tcp_address
 from byteps_py.transport.loopback import LoopbackNetwork
 from byteps_py.transport.zmq import ZmqEndpoint
@@ -217,3 +220,128 @@ class TestZmqAddresses:
         assert server.receive(0.3) == []
         server.close()
         client.close()
+
+
+class Names:
+    """What ``node.test`` resolves to: a list of addresses, or nothing yet."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.addresses: list[str] = []
+        self.asked = threading.Semaphore(0)
+        self._real = socket.getaddrinfo
+        monkeypatch.setattr(socket, "getaddrinfo", self._look_up)
+
+    def _look_up(self, host: str, port: int, *arguments: Any, **keywords: Any) -> Any:
+        if host != "node.test":
+            return self._real(host, port, *arguments, **keywords)
+        flags = keywords.get("flags", 0)
+        if not flags & socket.AI_NUMERICHOST:
+            self.asked.release()
+        if flags & socket.AI_NUMERICHOST or not self.addresses:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in self.addresses]
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Names:
+    monkeypatch.setattr(dialing, "_CHECK_SECONDS", 0.05)
+    return Names(monkeypatch)
+
+
+@pytest.fixture
+def open_endpoint() -> Iterator[Make]:
+    made: list[ZmqEndpoint] = []
+
+    def build(identity: bytes) -> ZmqEndpoint:
+        made.append(ZmqEndpoint(identity))
+        return made[-1]
+
+    yield build
+    for each in made:
+        each.close()
+
+
+def exchange(server: Endpoint, client: Endpoint, count: int) -> None:
+    """``count`` messages that the client sends or has sent arrive in order, and an answer comes back."""
+    got: list[bytes] = []
+    deadline = time.monotonic() + 20
+    while len(got) < count and time.monotonic() < deadline:
+        client.receive(0.05)  # which is when a search is followed
+        got += [bytes(each.frames[0]) for each in server.receive(0.05)]
+    assert got == [b"%d" % number for number in range(count)]
+    server.send(b"client", [b"answer"])
+    assert contents(receive(client, 1)[0]) == [b"answer"]
+
+
+class TestZmqNames:
+    """Peers that are known by name, over TCP."""
+
+    def connect(self, client: Endpoint, address: str, count: int = 50) -> None:
+        """By the name, with messages that are sent at once."""
+        client.connect(b"server", f"tcp://node.test:{address.rpartition(':')[2]}")
+        for number in range(count):
+            assert client.send(b"server", [b"%d" % number])
+
+    def test_what_was_sent_before_the_name_is_known_arrives_in_order(self, open_endpoint: Make, names: Names) -> None:
+        server, client = open_endpoint(b"server"), open_endpoint(b"client")
+        self.connect(client, server.listen(ANY))
+        for _ in range(3):
+            assert names.asked.acquire(timeout=10)
+        assert "'node.test' cannot be resolved" in client.diagnose(b"server")
+        names.addresses = ["127.0.0.1"]
+        exchange(server, client, 50)
+
+    def test_the_address_that_works_is_found(self, open_endpoint: Make, names: Names) -> None:
+        """The first refuses, the second is another program that says nothing."""
+        server, client = open_endpoint(b"server"), open_endpoint(b"client")
+        address = server.listen("tcp://127.0.0.3:0")
+        with socket.create_server(("127.0.0.2", int(address.rpartition(":")[2]))):
+            names.addresses = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+            self.connect(client, address)
+            exchange(server, client, 50)
+
+    def test_why_none_works_is_told(self, open_endpoint: Make, names: Names) -> None:
+        server, client = open_endpoint(b"server"), open_endpoint(b"client")
+        names.addresses = ["127.0.0.1", "127.0.0.2"]
+        self.connect(client, server.listen("tcp://127.0.0.3:0"))
+        for _ in range(3):
+            assert names.asked.acquire(timeout=10)
+        assert client.diagnose(b"server") == ("127.0.0.1, 127.0.0.2: connections are refused (nothing listens there)")
+
+    def test_a_peer_that_moves_before_it_has_said_a_word_is_followed(self, open_endpoint: Make, names: Names) -> None:
+        mute, client = open_endpoint(b"server"), open_endpoint(b"client")
+        names.addresses = ["127.0.0.2"]
+        address = mute.listen("tcp://127.0.0.2:0")
+        self.connect(client, address, 1)
+        deadline = time.monotonic() + 20
+        while not mute.receive(0.05) and time.monotonic() < deadline:
+            client.receive(0.05)
+        mute.close()
+        server = open_endpoint(b"server")
+        server.listen(address.replace("127.0.0.2", "127.0.0.3"))
+        names.addresses = ["127.0.0.3"]
+        while not (arrived := server.receive(0.05)) and time.monotonic() < deadline:
+            client.send(b"server", [b"again"])
+            client.receive(0.05)
+        assert contents(arrived[0]) == [b"again"]
+
+    def test_nobody_can_pose_as_one_who_is_still_searched(self, open_endpoint: Make, names: Names) -> None:
+        endpoint, forger = open_endpoint(b"server"), open_endpoint(b"scheduler")
+        endpoint.connect(b"scheduler", "tcp://node.test:9")
+        forger.connect(b"server", endpoint.listen(ANY))
+        forger.send(b"server", [b"Welcome"])
+        assert endpoint.receive(0.3) == []
+
+    def test_an_endpoint_that_searches_can_be_closed(self, open_endpoint: Make, names: Names) -> None:
+        client = open_endpoint(b"client")
+        self.connect(client, "tcp://node.test:9")
+        client.close()
+
+
+def test_why_an_address_does_not_answer_is_found_out(open_endpoint: Make) -> None:
+    server, client = open_endpoint(b"server"), open_endpoint(b"client")
+    address = server.listen(ANY)
+    client.connect(b"server", address)
+    assert "speaks ZeroMQ" in client.diagnose(b"server")
+    server.close()
+    assert "connections are refused" in client.diagnose(b"server")
