@@ -60,9 +60,6 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
-    parser.add_argument(
-        "--completion", action=_Completion, choices=completion.SHELLS, help="print completion for a shell and exit"
-    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, run, text in (
         ("scheduler", _run_scheduler, "run the scheduler of a job, in the foreground"),
@@ -80,6 +77,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     env.add_argument("--json", action="store_true", help="as a JSON object")
     env.set_defaults(run=_show_environment)
+    text = "print the completion of this command, to be sourced by the shell"
+    shell = commands.add_parser("completion", help=text, description=f"{text}.", allow_abbrev=False)
+    shell.add_argument("shell", choices=completion.SHELLS, help="for which shell")
+    shell.set_defaults(run=_print_completion)
     return parser
 
 
@@ -91,6 +92,11 @@ def _show_environment(arguments: argparse.Namespace) -> int:
     report = env_report.inspect_environment(os.environ, role)
     print(env_report.as_json(report) if arguments.json else env_report.as_text(report))
     return USAGE if report.is_bad else 0
+
+
+def _print_completion(arguments: argparse.Namespace) -> int:
+    print(completion.script(arguments.shell, _parser(), "bps completion"), end="")
+    return 0
 
 
 def _run_scheduler(arguments: argparse.Namespace) -> int:
@@ -123,14 +129,6 @@ def _prepare(role: Role, kind: type[_S]) -> _S | None:
     for line in known_names.at_start(role, os.environ):
         _log.warning("%s", line)
     return settings
-
-
-class _Completion(argparse.Action):
-    """Prints the script."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: object, shell: object, *_: object) -> None:
-        print(completion.script(str(shell), parser, "bps --completion"), end="")
-        parser.exit()
 
 
 class _Version(argparse.Action):
