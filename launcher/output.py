@@ -9,6 +9,7 @@ outputs.  Bytes are passed on as they are, with the label of the process at the 
 * A carriage return starts the line anew: progress bars keep working.
 * Memory is bounded: a line longer than :data:`LONGEST_HELD` is passed on in pieces, and a sink that cannot get rid of
   its bytes is ``full``: its streams are not read until it can, so that the writing process waits.
+* A :class:`~byteps_py.launcher.tracebacks.Screen` may leave out lines; a log gets all that is read, as it is.
 * A sink never blocks the launcher, which must react to signals meanwhile: it writes no more than what a pipe takes at
   once when it says that it is writable.
 """
@@ -20,6 +21,9 @@ import re
 import select
 import time
 from typing import IO
+
+from byteps_py.launcher.logfile import LogFile
+from byteps_py.launcher.tracebacks import Screen
 
 __all__ = ["Sink", "Stream"]
 
@@ -91,20 +95,38 @@ class Stream:
         pipe: the reading end; closed by :meth:`close` and at its end.
         label: put at the start of each line; may be empty.
         sink: where the lines go.
+        log: gets all bytes; stays the caller's.
     """
 
-    def __init__(self, pipe: IO[bytes], label: bytes, sink: Sink) -> None:
+    def __init__(self, pipe: IO[bytes], label: bytes, sink: Sink, log: LogFile | None = None) -> None:
         self.fd = pipe.fileno()
         self.sink = sink
         self._pipe = pipe
         self._label = label
+        self._log = log
         self._held = b""
         self._last_read = 0.0
+        self._screen: Screen | None = None
+        self._is_hushed = False
 
     @property
     def show_at(self) -> float | None:
-        """When (monotonic seconds) :meth:`flush` is due; None while no unfinished line is held."""
-        return self._last_read + QUIET_SECONDS if self._held else None
+        """When (monotonic seconds) :meth:`flush` is due; None while nothing is held that it would show."""
+        waits = self._screen.waits if self._screen is not None else False
+        return self._last_read + QUIET_SECONDS if waits or self._holds_text else None
+
+    @property
+    def _holds_text(self) -> bool:
+        """Whether an unfinished line is held that is known to be none of a traceback."""
+        return bool(self._held) and not (self._screen is not None and self._screen.is_inside)
+
+    def put_screen(self) -> None:
+        """From now on, lines go through a screen."""
+        self._screen = self._screen or Screen()
+
+    def hush(self) -> None:
+        """From now on, nothing is shown."""
+        self._is_hushed = True
 
     def read(self) -> bool:
         """Read once, after the pipe was found readable; False at its end."""
@@ -112,27 +134,49 @@ class Stream:
         if not data:
             self.close()
             return False
+        if self._log is not None:
+            self._log.write(data)
         self._last_read = time.monotonic()
         # A held piece has no newline and a carriage return only as its first byte, so only the new bytes are searched.
-        cut = max(data.rfind(b"\n") + 1, data.rfind(b"\r"))
-        if cut or data.startswith(b"\r"):
-            self.sink.put(self, self._label, self._held + data[:cut])
+        cut = data.rfind(b"\n") + 1
+        if self._screen is None:
+            cut = max(cut, data.rfind(b"\r"))
+        if cut or (data.startswith(b"\r") and self._screen is None):
+            self._put(self._held + data[:cut])
             self._held = data[cut:]
         else:
             self._held += data
         if len(self._held) >= LONGEST_HELD:
-            self.flush()
+            self._show_held()
         return True
 
     def flush(self) -> None:
-        """Pass on the unfinished line."""
-        self.sink.put(self, self._label, self._held)
-        self._held = b""
+        """Nothing has come for a moment: pass on the unfinished line."""
+        if self._screen is not None and self._screen.waits:
+            self._show(self._screen.settle())
+        if self._holds_text:
+            self._show_held()
 
     def close(self) -> None:
-        """Pass on the unfinished line and close the pipe: the kernel tells whoever still writes to it."""
-        self.flush()
+        """Pass on what is held and close the pipe: the kernel tells whoever still writes to it."""
+        if self._screen is not None and self._held:
+            self._put(self._held)
+            self._held = b""
+        if self._screen is not None:
+            self._show(self._screen.settle())
+        self._show_held()
         self._pipe.close()
+
+    def _show_held(self) -> None:
+        self._show(self._held)
+        self._held = b""
+
+    def _put(self, lines: bytes) -> None:
+        self._show(lines if self._screen is None else self._screen.feed(lines))
+
+    def _show(self, data: bytes) -> None:
+        if not self._is_hushed:
+            self.sink.put(self, self._label, data)
 
 
 def _labelled(data: bytes, label: bytes) -> bytes:

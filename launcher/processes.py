@@ -1,7 +1,7 @@
 """One process of a launch: how it is described, started, signalled and found to have ended.
 
-Every process leads a session of its own.  So one signal reaches it with all its children, and a Ctrl-C typed at the
-terminal reaches the launcher alone, which passes it on once.
+Every process leads a session of its own.  So its children can be found, and a Ctrl-C typed at the terminal reaches the
+launcher alone, which passes it on once.
 
 A process that has ended stays a zombie until :meth:`Child.reap`.  Until then its id cannot be given to another
 process, so that its group can be signalled without the danger of hitting a stranger, and ``/proc`` still tells when
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from byteps_py import errors
+from byteps_py.launcher.advice import how_to_run
 from byteps_py.launcher.guard import Guard
 from byteps_py.types import Role
 
@@ -30,6 +32,7 @@ __all__ = [
     "NOT_FOUND",
     "Child",
     "CommandError",
+    "Ends",
     "ProcessSpec",
     "describe_status",
     "exit_status",
@@ -77,7 +80,7 @@ class Child:
 
     Args:
         spec: what to start.
-        guard: told of the new process group before the command runs.
+        guard: told of the new process before the command runs.
         capture: whether standard output and error become pipes, else they are the launcher's own.
 
     Raises:
@@ -108,7 +111,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id, which is also the id of its process group."""
+        """Its process id, which is also the id of its process group and session."""
         return self._process.pid
 
     @property
@@ -131,14 +134,49 @@ class Child:
         return self.status
 
     def signal(self, number: int, *, group: bool) -> None:
-        """Send a signal to it, or to its whole process group. Harmless after its end."""
+        """Send a signal to it, or to its whole process group, stopped or not. Harmless after its end."""
+        send = os.killpg if group else os.kill
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            (os.killpg if group else os.kill)(self.pid, number)
+            send(self.pid, number)
+            if number in (signal.SIGINT, signal.SIGTERM):
+                send(self.pid, signal.SIGCONT)
 
     def reap(self) -> None:
         """Forget a process that has ended; its id is free from now on. Does nothing while it runs."""
         if self.poll() is not None:
             self._process.wait()
+
+
+class Ends:
+    """Tells in which order processes end; where the kernel is too old for that, or descriptors are short, in none.
+
+    A descriptor of each process becomes readable when it ends, and the kernel queues those events as they come.
+    """
+
+    def __init__(self) -> None:
+        self._descriptors: dict[int, int] = {}
+        self._epoll = select.epoll()
+
+    def watch(self, pid: int) -> None:
+        """Begin to watch a child that has not been reaped."""
+        with contextlib.suppress(OSError):
+            descriptor = os.pidfd_open(pid)
+            self._descriptors[descriptor] = pid
+            self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLONESHOT)
+
+    def take(self) -> list[int]:
+        """The process ids of those that ended since the last call, the first first."""
+        events = self._epoll.poll(0, max(1, len(self._descriptors)))
+        pids = [self._descriptors.pop(descriptor) for descriptor, _ in events]
+        for descriptor, _ in events:
+            os.close(descriptor)
+        return pids
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._epoll.close()
 
 
 def find(word: str, path: str | None) -> None:
@@ -153,9 +191,12 @@ def find(word: str, path: str | None) -> None:
     """
     if shutil.which(word, path=path) is not None:
         return
+    is_file = os.path.isfile(word)
     if os.sep in word and os.path.exists(word):
-        raise CommandError(CANNOT_RUN, f"{word!r} is not an executable file")
-    raise CommandError(NOT_FOUND, f"there is no command {word!r}")
+        advice = f": {how_to_run(word)}, or chmod +x it" if is_file else ""
+        raise CommandError(CANNOT_RUN, f"{word!r} is not an executable file{advice}")
+    advice = f", but a file of that name is here: {how_to_run(word)}" if is_file else ""
+    raise CommandError(NOT_FOUND, f"there is no command {word!r}{advice}")
 
 
 def exit_status(status: int) -> int:
@@ -164,13 +205,22 @@ def exit_status(status: int) -> int:
 
 
 def describe_status(status: int) -> str:
-    """``exited with status 3``, or ``was killed by signal 9 (SIGKILL)`` for -9."""
+    """``exited with status 3``, or ``was killed by signal 9 (SIGKILL)`` for -9.
+
+    A shell tells of the end of its command by a status above 128: ``exited with status 137 (as by SIGKILL)``.
+    """
     if status >= 0:
-        return f"exited with status {status}"
+        name = _signal_name(status - 128)
+        return f"exited with status {status}" + (f" (as by {name})" if name else "")
+    name = _signal_name(-status)
+    return f"was killed by signal {-status}" + (f" ({name})" if name else "")
+
+
+def _signal_name(number: int) -> str:
     try:
-        return f"was killed by signal {-status} ({signal.Signals(-status).name})"
+        return signal.Signals(number).name
     except ValueError:
-        return f"was killed by signal {-status}"
+        return ""
 
 
 def module_command(module: str, *arguments: str) -> tuple[str, ...]:

@@ -8,40 +8,45 @@ Decisions are made in :mod:`~byteps_py.launcher.ending`; this module performs th
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
-import select
+import re
+import secrets
 import signal
-import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
-from byteps_py.launcher.ending import Action, Ending, Report, Say, Signal
+from byteps_py.launcher import signals
+from byteps_py.launcher.advice import explain_start
+from byteps_py.launcher.console import Console
+from byteps_py.launcher.ending import Action, Ending, EndRest, Hush, Phase, Reach, Report, Say, Signal
 from byteps_py.launcher.guard import Guard
-from byteps_py.launcher.output import Sink, Stream
+from byteps_py.launcher.herald import JOB_ENDED, Herald
+from byteps_py.launcher.logfile import LogFile
+from byteps_py.launcher.output import Stream
 from byteps_py.launcher.processes import (
     CANNOT_RUN,
     NOT_FOUND,
     Child,
+    CommandError,
+    Ends,
     ProcessSpec,
     describe_status,
     exit_status,
-    module_command,
 )
+from byteps_py.launcher.sweep import MARK, ROUND_SECONDS, Family, Process, Sweep, read_started, send
 from byteps_py.types import Role
 
 __all__ = ["Supervisor"]
 
+CLEAN_UP_SECONDS = 1.0
+"""What processes that outlive all those that were started have between SIGTERM and SIGKILL."""
 DRAIN_SECONDS = 1.0
-"""How long output of a process's own children is awaited after its end."""
+"""How long the last output is awaited; nobody is left who could write, unless it cannot be killed."""
 REPORT_SECONDS = 3.0
 """How long the report of a failure to a scheduler elsewhere may take; it is bounded itself, this is the second line."""
-
-_ENDING_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
-_PASSED_SIGNALS = frozenset({signal.SIGUSR1, signal.SIGUSR2})
-"""Their meaning is between the user and the command; batch systems announce the end of the allotted time with one."""
 
 
 class Supervisor:
@@ -66,206 +71,263 @@ class Supervisor:
         grace_period: float = 20.0,
         herald_environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._specs = specs
+        marks = (spec.environment.get(MARK) for spec in specs)
+        self._mark = next(filter(None, marks), None) or secrets.token_hex(8)
+        self._specs = [dataclasses.replace(spec, environment={**spec.environment, MARK: self._mark}) for spec in specs]
         self._label_lines = label_lines
         self._report_failures = report_failures
-        self._stdout = Sink(1)
-        self._stderr = Sink(2)
+        self._log_dir = log_dir
+        self._grace_period = grace_period
+        self._herald_environment = herald_environment
+        self._console = Console()
+        self._logs: list[LogFile] = []
         self._children: list[Child] = []
-        self._streams: dict[int, Stream] = {}
+        self._service_streams: list[Stream] = []
         self._ending = Ending([])
+        self._rest: Sweep | None = None
         self._guard: Guard | None = None
-        self._reporter: subprocess.Popen[bytes] | None = None
-        self._report_deadline = 0.0
+        self._herald: Herald | None = None
 
     def say(self, text: str) -> None:
         """Print a line to standard error, between those of the processes."""
-        self._stderr.put(self, b"", f"bpslaunch: {text}\n".encode(errors="surrogateescape"))
-        self._stderr.flush()
+        self._console.say(text)
 
     def run(self) -> int:
-        """Start everything, wait for the end; returns the exit status. No process is left."""
-        with _signals() as wakeup:
+        """Start everything, wait for the end; returns the exit status. No process is left.
+
+        Raises:
+            CommandError: a log cannot be written, or the guard not be started. Nothing has been started.
+        """
+        with signals.readable() as wakeup:
+            self._prepare()
             self._start()
-            while not self._finished():
+            while not self._is_finished():
                 self._turn(wakeup)
             self._clean_up(wakeup)
         return self._ending.status
 
+    def _prepare(self) -> None:
+        """What must succeed before anything is started."""
+        if self._log_dir is not None:
+            for spec in self._specs:
+                path = self._log_dir / (re.sub(r"[ .]", "-", spec.label) + ".log")
+                try:
+                    self._logs.append(LogFile(path, self.say))
+                except OSError as error:
+                    raise CommandError(1, f"the log {path} cannot be written: {explain_start(error)}") from None
+        since = read_started(os.getpid())
+        self._family = Family(self._mark, since)
+        try:
+            self._ends = Ends()
+            self._guard = Guard(self._mark, since)
+        except OSError as error:
+            raise CommandError(1, f"the launcher's guard cannot be started: {explain_start(error)}") from None
+
     def _start(self) -> None:
         problem: tuple[int, str] | None = None
-        self._guard = Guard()
+        assert self._guard is not None
         # A single process whose lines need no label may have the terminal for itself.
-        capture = self._label_lines or len(self._specs) > 1
-        for spec in self._specs:
+        capture = self._label_lines or len(self._specs) > 1 or bool(self._logs)
+        for index, spec in enumerate(self._specs):
             try:
                 child = Child(spec, self._guard, capture=capture)
             except OSError as error:
-                status = NOT_FOUND if error.errno in (errno.ENOENT, errno.ENOTDIR) else CANNOT_RUN
-                problem = status, f"{spec.label} cannot be started: {spec.argv[0]!r}: {error.strerror}"
+                problem = _start_status(error), f"{spec.label} cannot be started: {explain_start(error, spec.argv[0])}"
                 break
             self._children.append(child)
-            self._listen_to(child)
-        self._ending = Ending([(child.spec.role, child.name) for child in self._children])
+            self._family.enrol(child.pid, read_started(child.pid))
+            self._ends.watch(child.pid)
+            self._listen_to(child, self._logs[index] if self._logs else None)
+        self._ending = Ending([(child.spec.role, child.name) for child in self._children], self._grace_period)
         if problem is not None:
             self._perform(self._ending.failed(time.monotonic(), *problem))
+        elif self._herald_environment is not None:
+            self._start_herald(self._herald_environment)
 
-    def _listen_to(self, child: Child) -> None:
+    def _listen_to(self, child: Child, log: LogFile | None) -> None:
         outputs = child.outputs()
         if outputs is not None:
-            label = f"[{child.spec.label}] ".encode() if self._label_lines else b""
-            for pipe, sink in zip(outputs, (self._stdout, self._stderr), strict=True):
-                self._streams[pipe.fileno()] = Stream(pipe, label, sink)
+            label = child.spec.label if self._label_lines else ""
+            streams = self._console.listen(outputs, label, log)
+            if child.spec.role is not Role.WORKER:
+                self._service_streams += streams
+
+    def _start_herald(self, environment: Mapping[str, str]) -> None:
+        with contextlib.suppress(OSError):
+            self._herald = Herald(environment)
+            live = {_local_rank(child): child.pid for child in self._children if child.status is None}
+            self._herald.vouch({rank: pid for rank, pid in live.items() if rank is not None})
 
     def _turn(self, wakeup: int) -> None:
         """Wait for something to happen, and deal with it."""
-        for number in self._wait(wakeup, self._next_deadline()):
-            if number in _ENDING_SIGNALS:
-                self._perform(self._ending.interrupted(time.monotonic(), number))
-            elif number in _PASSED_SIGNALS:
-                self._pass_on(number)
+        for number in self._console.wait(wakeup, self._next_deadline()):
+            self._signalled(number)
         self._look_for_ended()
-        self._look_after_guard()
-        self._perform(self._ending.tick(time.monotonic()))
-
-    def _wait(self, wakeup: int, deadline: float | None) -> bytes:
-        """Wait until ``deadline``, moving output meanwhile; returns the numbers of signals that arrived."""
-        poll = select.poll()
-        poll.register(wakeup, select.POLLIN)
-        for fd, stream in self._streams.items():
-            if not stream.sink.full:
-                poll.register(fd, select.POLLIN)
-        for sink in (self._stdout, self._stderr):
-            if sink.waiting:
-                poll.register(sink.fd, select.POLLOUT)
-        timeout = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000 + 1
-        ready = {fd for fd, _ in poll.poll(timeout)}
-        self._move_output(ready)
-        return os.read(wakeup, 1024) if wakeup in ready else b""
-
-    def _move_output(self, ready: set[int]) -> None:
-        for fd in ready & self._streams.keys():
-            if not self._streams[fd].read():
-                del self._streams[fd]
+        self._look_after_helpers()
         now = time.monotonic()
-        for stream in self._streams.values():
-            if stream.show_at is not None and stream.show_at <= now:
-                stream.flush()
-        for sink in (self._stdout, self._stderr):
-            sink.flush()
-            if sink.broken:
-                # Nobody reads this output any more. The processes are to learn that as if no launcher was between.
-                self._close_streams([stream for stream in self._streams.values() if stream.sink is sink])
-
-    def _close_streams(self, streams: Iterable[Stream]) -> None:
-        for stream in streams:
-            stream.close()
-            del self._streams[stream.fd]
+        if self._rest is not None and (self._ending.phase is not Phase.LEAVING or self._rest.round(now)):
+            self._rest = None
+            self._perform(self._ending.rest_ended(now))
+        self._perform(self._ending.tick(now))
 
     def _next_deadline(self) -> float | None:
-        deadlines = [stream.show_at for stream in self._streams.values()]
-        deadlines.append(self._report_deadline if self._ending.done else self._ending.deadline)
-        return min((each for each in deadlines if each is not None), default=None)
+        if self._ending.done:
+            return None if self._herald is None else self._herald.deadline
+        return self._ending.deadline if self._rest is None else time.monotonic() + ROUND_SECONDS
+
+    def _signalled(self, number: int) -> None:
+        if number in signals.ENDING:
+            if number == signal.SIGINT:
+                self._console.leave_out_interruptions()
+            self._perform(self._ending.interrupted(time.monotonic(), number))
+        elif number in signals.PASSED:
+            for child in self._children:
+                if child.spec.role is Role.WORKER:
+                    child.signal(number, group=False)
+        elif number == signal.SIGTSTP:
+            self._stop()
+        elif number == signal.SIGCONT:
+            send(self._family.find(), signal.SIGCONT)
+
+    def _stop(self) -> None:
+        """Ctrl-Z reaches the launcher alone, whose children are in other sessions; so all stop and go on together.
+
+        They are sent SIGSTOP: the kernel does not stop a session without a terminal for SIGTSTP.
+        """
+        if self._ending.phase not in (Phase.RUNNING, Phase.CLOSING):
+            return
+        self.say("SIGTSTP: the processes of the job are stopped too, until fg, bg or SIGCONT")
+        send(self._family.find(), signal.SIGSTOP)
+        signals.stop_here()
+        send(self._family.find(), signal.SIGCONT)
 
     def _look_for_ended(self) -> None:
-        ended: dict[int, int] = {}
-        for index, child in enumerate(self._children):
-            if child.status is None and (status := child.poll()) is not None:
-                ended[index] = status
-        if ended:
-            self._perform(self._ending.ended(time.monotonic(), ended))
+        order = {pid: place for place, pid in enumerate(self._ends.take())}
+        found = {
+            index: status
+            for index, child in enumerate(self._children)
+            if child.status is None and (status := child.poll()) is not None
+        }
+        if found:
+            by_time = sorted(found, key=lambda index: order.get(self._children[index].pid, len(order)))
+            self._perform(self._ending.ended(time.monotonic(), {index: found[index] for index in by_time}))
 
-    def _look_after_guard(self) -> None:
+    def _look_after_helpers(self) -> None:
+        now = time.monotonic()
         status = None if self._guard is None else self._guard.poll()
         if self._guard is not None and status is not None:
             name = f"the launcher's guard (pid {self._guard.pid}) {describe_status(status)}"
             self._guard = None
-            self._perform(self._ending.failed(time.monotonic(), exit_status(status) or 1, f"{name}: ending the job"))
-
-    def _pass_on(self, number: int) -> None:
-        for child in self._children:
-            if child.spec.role is Role.WORKER:
-                child.signal(number, group=False)
+            self._perform(self._ending.failed(now, exit_status(status) or 1, f"{name}: ending the job"))
+        if self._ending.phase is Phase.RUNNING and self._herald is not None and self._herald.poll() == JOB_ENDED:
+            text = "the job has ended before all workers of this machine joined it: ending them"
+            self._perform(self._ending.failed(now, 1, text))
 
     def _perform(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, Say):
                 self.say(action.text)
             elif isinstance(action, Signal):
-                for index in action.processes:
-                    self._children[index].signal(action.number, group=action.group)
-            elif self._report_failures:
+                self._signal(action)
+            elif isinstance(action, Report):
                 self._report(action)
+            elif isinstance(action, EndRest):
+                self._rest = Sweep(self._find_rest, action.kill_at)
+            elif isinstance(action, Hush):
+                for stream in self._service_streams:
+                    stream.hush()
+
+    def _find_rest(self) -> set[Process]:
+        """What the workers have started."""
+        others = [each.pid for each in self._children if each.spec.role is not Role.WORKER]
+        if self._herald is not None:
+            others.append(self._herald.pid)
+        return self._family.find(without=others)
+
+    def _signal(self, action: Signal) -> None:
+        children = [self._children[index] for index in action.processes]
+        if action.reach is Reach.SESSION:
+            send(self._family.sessions([child.pid for child in children]), action.number)
+            return
+        for child in children:
+            child.signal(action.number, group=action.reach is Reach.GROUP)
 
     def _report(self, action: Report) -> None:
-        """Tell the scheduler, from a process of its own: the launcher has no socket and no time to wait."""
+        """Tell the scheduler, through a process: the launcher has no socket and no time to wait."""
         child = self._children[action.process]
-        if child.spec.role is Role.SCHEDULER:
+        if not self._report_failures or child.spec.role is Role.SCHEDULER:
             return
-        command = module_command("byteps_py.roles.report", str(child.pid), str(action.status))
-        with contextlib.suppress(OSError):
-            self._reporter = subprocess.Popen(command, env=child.spec.environment, stdin=subprocess.DEVNULL)
-            self._report_deadline = time.monotonic() + REPORT_SECONDS
+        if self._herald is None:
+            # This launch has the job's scheduler, which need not know of what everyone here is told at the same time.
+            workers_left = any(each.status is None for each in self._children if each.spec.role is Role.WORKER)
+            if self._ending.is_interrupted or not workers_left:
+                return
+            self._start_herald(child.spec.environment)
+        if self._herald is not None:
+            self._herald.ended(child.pid, _local_rank(child), action.status)
 
-    def _reporting(self) -> bool:
-        """Whether a report is on its way to a scheduler that may still run."""
-        if self._reporter is None or self._reporter.poll() is not None or time.monotonic() >= self._report_deadline:
+    def _is_finished(self) -> bool:
+        """Whether all have ended, and reports on their way to a scheduler elsewhere have arrived."""
+        if not self._ending.done:
             return False
         own_scheduler = any(child.spec.role is Role.SCHEDULER for child in self._children)
-        return not own_scheduler
-
-    def _finished(self) -> bool:
-        return self._ending.done and not self._reporting()
+        return self._herald is None or own_scheduler or self._herald.finish(REPORT_SECONDS)
 
     def _clean_up(self, wakeup: int) -> None:
-        """End what the processes have left in their groups, and pass on the last output."""
-        if self._reporter is not None:
-            self._reporter.kill()
-            self._reporter.wait()
-        for child in self._children:
-            child.signal(signal.SIGTERM, group=True)
+        """End what the processes have left, in whatever session, and pass on the last output."""
+        if self._herald is not None:
+            self._herald.kill()
+        grace = 0.0 if self._ending.phase is Phase.KILLED else CLEAN_UP_SECONDS
+        sweep = Sweep(self._family.find, time.monotonic() + grace)
+        while not sweep.round(time.monotonic()):
+            if self._is_ended_within(wakeup, ROUND_SECONDS):
+                sweep.kill_at = min(sweep.kill_at, time.monotonic())
+        if sweep.left:
+            self.say(f"could not be killed: {', '.join(f'pid {each.pid}' for each in sorted(sweep.left))}")
         self._drain(wakeup)
         for child in self._children:
-            child.signal(signal.SIGKILL, group=True)
             child.reap()
+        self._ends.close()
+        for log in self._logs:
+            log.close()
         if self._guard is not None:
             self._guard.dismiss()
 
+    def _is_ended_within(self, wakeup: int, seconds: float) -> bool:
+        """Move output for a time; returns whether a signal asked for the end meanwhile."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if signals.ENDING & set(self._console.wait(wakeup, deadline)):
+                return True
+        return False
+
     def _drain(self, wakeup: int) -> None:
-        """Pass on what is still in the pipes, also that of children's children, but do not wait for those for long.
+        """Pass on what is still in the pipes.
 
         Output that was read is not lost if its reader is slow, however slow, unless the user wants to end this.
         """
+        console, is_interrupted = self._console, self._ending.is_interrupted
         deadline = time.monotonic() + DRAIN_SECONDS
-        while self._streams and time.monotonic() < deadline:
-            if _ENDING_SIGNALS & set(self._wait(wakeup, deadline)):
+        while console.is_listening and time.monotonic() < deadline:
+            if signals.ENDING & set(console.wait(wakeup, deadline)):
                 return
-            if (self._stdout.full or self._stderr.full) and not self._ending.is_interrupted:
+            if console.is_full and not is_interrupted:
                 deadline = time.monotonic() + DRAIN_SECONDS
-        self._close_streams(list(self._streams.values()))
-        while self._stdout.waiting or self._stderr.waiting:
-            signals = self._wait(wakeup, deadline if self._ending.is_interrupted else None)
-            if _ENDING_SIGNALS & set(signals) or (self._ending.is_interrupted and time.monotonic() >= deadline):
+        console.close_streams()
+        while console.is_waiting:
+            numbers = console.wait(wakeup, deadline if is_interrupted else None)
+            if signals.ENDING & set(numbers) or (is_interrupted and time.monotonic() >= deadline):
                 return
 
 
-@contextlib.contextmanager
-def _signals() -> Iterator[int]:
-    """Makes signals readable: yields a descriptor that gives their numbers, one byte each. Main thread only."""
-    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    # What was ignored when the launcher started (nohup, a shell's background job) stays ignored.
-    wanted = {each for each in _ENDING_SIGNALS | _PASSED_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN}
-    previous = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    before = {number: signal.signal(number, _take_note) for number in wanted | {signal.SIGCHLD}}
-    try:
-        yield reading
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(previous)
-        os.close(reading)
-        os.close(writing)
+def _start_status(error: OSError) -> int:
+    """The launcher's exit status if a process cannot be started, as in a shell."""
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return NOT_FOUND
+    return 1 if error.errno in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM) else CANNOT_RUN
 
 
-def _take_note(number: int, frame: FrameType | None) -> None:
-    """The number is in the pipe already."""
+def _local_rank(child: Child) -> int | None:
+    """None for a server, and where it is not told."""
+    text = child.spec.environment.get("BYTEPS_LOCAL_RANK", "")
+    return int(text) if child.spec.role is Role.WORKER and text.isdecimal() else None

@@ -1,0 +1,102 @@
+"""The launcher's two outputs, and those of its processes, which lead there: one place that moves all bytes."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Collection, Iterable
+from typing import IO
+
+from byteps_py.launcher.logfile import LogFile
+from byteps_py.launcher.output import Sink, Stream
+
+__all__ = ["Console"]
+
+
+class Console:
+    """Belongs to the launcher's only thread. Nothing here blocks but :meth:`wait`."""
+
+    def __init__(self) -> None:
+        self._stdout = Sink(1)
+        self._stderr = Sink(2)
+        self._streams: dict[int, Stream] = {}
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether there is an output of a process that has not ended."""
+        return bool(self._streams)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether bytes wait for a reader of the launcher's outputs."""
+        return self._stdout.waiting or self._stderr.waiting
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a reader is so slow that processes have to wait for it."""
+        return self._stdout.full or self._stderr.full
+
+    @property
+    def deadline(self) -> float | None:
+        """When :meth:`wait` has something to do again, even if nothing happens."""
+        return min((each.show_at for each in self._streams.values() if each.show_at is not None), default=None)
+
+    def say(self, text: str) -> None:
+        """Print a line of the launcher's own to standard error, between those of the processes."""
+        self._stderr.put(self, b"", f"bpslaunch: {text}\n".encode(errors="surrogateescape"))
+        self._stderr.flush()
+
+    def listen(self, outputs: tuple[IO[bytes], IO[bytes]], label: str, log: LogFile | None) -> tuple[Stream, Stream]:
+        """Begin to pass on a process's standard output and error; ``label`` starts each line, ``log`` gets all."""
+        start = f"[{label}] ".encode() if label else b""
+        out, err = (
+            Stream(pipe, start, sink, log) for pipe, sink in zip(outputs, (self._stdout, self._stderr), strict=True)
+        )
+        self._streams |= {out.fd: out, err.fd: err}
+        return out, err
+
+    def leave_out_interruptions(self) -> None:
+        """The user has pressed Ctrl-C, and need not be told of it by every process."""
+        for stream in self._streams.values():
+            if stream.sink is self._stderr:
+                stream.put_screen()
+
+    def wait(self, wakeup: int, deadline: float | None) -> bytes:
+        """Wait until ``deadline``, moving output meanwhile; returns what ``wakeup`` gives, the numbers of signals."""
+        poll = select.poll()
+        poll.register(wakeup, select.POLLIN)
+        for fd, stream in self._streams.items():
+            if not stream.sink.full:
+                poll.register(fd, select.POLLIN)
+        for sink in (self._stdout, self._stderr):
+            if sink.waiting:
+                poll.register(sink.fd, select.POLLOUT)
+        due = min((each for each in (deadline, self.deadline) if each is not None), default=None)
+        timeout = None if due is None else max(0.0, due - time.monotonic()) * 1000 + 1
+        ready = {fd for fd, _ in poll.poll(timeout)}
+        self._move(ready)
+        return os.read(wakeup, 1024) if wakeup in ready else b""
+
+    def close_streams(self) -> None:
+        """Nothing more is awaited; the kernel tells whoever still writes."""
+        self._close(list(self._streams.values()))
+
+    def _move(self, ready: Collection[int]) -> None:
+        for fd in self._streams.keys() & set(ready):
+            if not self._streams[fd].read():
+                del self._streams[fd]
+        now = time.monotonic()
+        for stream in self._streams.values():
+            if stream.show_at is not None and stream.show_at <= now:
+                stream.flush()
+        for sink in (self._stdout, self._stderr):
+            sink.flush()
+            if sink.broken:
+                # Nobody reads this output any more. The processes are to learn that as if no launcher was between.
+                self._close([stream for stream in self._streams.values() if stream.sink is sink])
+
+    def _close(self, streams: Iterable[Stream]) -> None:
+        for stream in streams:
+            stream.close()
+            del self._streams[stream.fd]
