@@ -27,6 +27,7 @@ from byteps_py.errors import BytePSError, NotInitializedError, SettingsError
 from byteps_py.roles.address import check_interface
 from byteps_py.roles.local import LocalWorker
 from byteps_py.roles.member import worker_identity
+from byteps_py.roles.message_log import log_messages
 from byteps_py.roles.pending import Pending
 from byteps_py.roles.worker import Worker
 from byteps_py.settings import (
@@ -302,7 +303,7 @@ def _join(settings: WorkerSettings) -> Session:
     check_interface(settings)
     chosen = kernels.select(settings.kernels)
     incarnation = secrets.randbits(64)
-    endpoint = ZmqEndpoint(worker_identity(incarnation), MAX_PARTITION_BYTES)
+    endpoint = log_messages(ZmqEndpoint(worker_identity(incarnation), MAX_PARTITION_BYTES), _log)
     worker = Worker(settings, endpoint, incarnation, chosen, _end_soon)
     try:
         welcome = worker.start()

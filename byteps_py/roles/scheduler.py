@@ -18,6 +18,7 @@ from byteps_py.errors import LocalProtocolError, RemoteProtocolError, SettingsEr
 from byteps_py.roles.address import check_interface
 from byteps_py.roles.envelope import Complaints
 from byteps_py.roles.member import SCHEDULER
+from byteps_py.roles.message_log import log_messages
 from byteps_py.roles.process import describe_this_process, is_proven_gone
 from byteps_py.settings import SchedulerSettings
 from byteps_py.transport.base import Endpoint, Message, tcp_address
@@ -62,7 +63,8 @@ def run(settings: SchedulerSettings, endpoint: Endpoint | None = None) -> int:
         raise SettingsError(f"DMLC_NUM_SERVER={settings.num_server}: a job with a scheduler needs at least one server")
     check_interface(settings)
     if endpoint is None:
-        endpoint = ZmqEndpoint(SCHEDULER, MAX_CONTROL_BYTES, settings.num_worker + settings.num_server)
+        own = ZmqEndpoint(SCHEDULER, MAX_CONTROL_BYTES, settings.num_worker + settings.num_server)
+        endpoint = log_messages(own, _log)
     try:
         return Scheduler(settings, endpoint).serve()
     except TransportError as error:

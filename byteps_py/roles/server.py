@@ -20,6 +20,7 @@ from byteps_py.roles.address import listening_ports, own_address
 from byteps_py.roles.engine import Engine
 from byteps_py.roles.envelope import Complaints, Envelope, asks_to_join, open_frames
 from byteps_py.roles.member import SCHEDULER, SchedulerLink, package_version, worker_identity
+from byteps_py.roles.message_log import log_messages
 from byteps_py.roles.process import describe_this_process
 from byteps_py.settings import MAX_PARTITION_BYTES, ServerSettings
 from byteps_py.transport.base import Buffer, Endpoint, Message, tcp_address
@@ -47,7 +48,8 @@ def run(settings: ServerSettings, endpoint: Endpoint | None = None) -> int:
     """
     incarnation = secrets.randbits(64)
     if endpoint is None:
-        endpoint = ZmqEndpoint(b"server-%016x" % incarnation, MAX_PARTITION_BYTES, settings.num_worker)
+        own = ZmqEndpoint(b"server-%016x" % incarnation, MAX_PARTITION_BYTES, settings.num_worker)
+        endpoint = log_messages(own, _log)
     try:
         server = Server(settings, endpoint, incarnation, time.monotonic())
         try:
