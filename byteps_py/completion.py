@@ -123,7 +123,8 @@ _BASH_COMMAND = """\
 
 def _bash(level: _Level, runs_command: bool) -> str:
     steps, values, words = [], [], []
-    for each in level.walk():
+    # Subcommands first: the words of a command are also the beginning of theirs.
+    for each in reversed(list(level.walk())):
         takers = [name for option in each.options if option.metavar is not None for name in option.names]
         if takers:
             steps.append((_patterns(each, takers), "option=$word"))
@@ -137,7 +138,7 @@ def _bash(level: _Level, runs_command: bool) -> str:
         offered = [*each.subcommands, *(word for positional in each.positionals for word in positional.choices)]
         names = [name for option in each.options for name in option.names]
         words += [(f"{shlex.quote(each.words + ' -')}*", _offer(names))]
-        words += [(f"{shlex.quote(each.words + ' ')}*", _offer(offered))] if offered else []
+        words += [(f"{shlex.quote(each.words + ' ')}*", _offer(offered) if offered else ";")]
     if runs_command:
         steps.append((shlex.quote(f"{level.words} --"), "begins=$((index + 1)); break"))
         steps.append((f"{shlex.quote(level.words + ' -')}?*", ";"))

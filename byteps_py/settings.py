@@ -7,6 +7,7 @@ Only this module and the entry points touch ``os.environ``.
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -258,7 +259,9 @@ def read_role(environ: Mapping[str, str] | None = None) -> Role | None:
     try:
         return Role(text.lower())
     except ValueError:
-        raise SettingsError(f"DMLC_ROLE={text!r} must be one of scheduler, server, worker") from None
+        meant = difflib.get_close_matches(text.lower(), [str(each) for each in Role], n=1)
+        hint = f": did you mean {meant[0]}?" if meant else ""
+        raise SettingsError(f"DMLC_ROLE={text!r} must be one of scheduler, server, worker{hint}") from None
 
 
 def inspect(settings: type[LogSettings], environ: Mapping[str, str]) -> tuple[list[Finding], list[str]]:

@@ -33,6 +33,19 @@ def free_port() -> int:
             return port
 
 
+def free_range(count: int) -> tuple[int, int]:
+    """First and last of ``count`` ports in a row that nobody has right now, below those that the kernel hands out."""
+    for first in range(21000, 30000, count):
+        with contextlib.ExitStack() as probes:
+            try:
+                for port in range(first, first + count):
+                    probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return first, first + count - 1
+    raise AssertionError(f"there are no {count} free ports in a row")
+
+
 class Job:
     """Processes of one job, each with its output in a file.
 

@@ -35,8 +35,8 @@ def test_the_first_lines_say_how_it_is_used(shell: str, parser: argparse.Argumen
 def test_bash_knows_options_with_a_value(parser: argparse.ArgumentParser) -> None:
     text = completion.script("bash", parser, "tool completion")
     assert lines(text, "option=$word") == [
-        "'tool -o' | 'tool --output-folder' | 'tool --mode') option=$word ;;",
         "'tool clean-up --count') option=$word ;;",
+        "'tool -o' | 'tool --output-folder' | 'tool --mode') option=$word ;;",
     ]
     assert any("compgen -W 'fast slow'" in each for each in lines(text, "'tool --mode')"))
     assert any("compgen -d" in each for each in lines(text, "'tool -o' | 'tool --output-folder')"))

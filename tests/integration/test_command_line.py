@@ -1,0 +1,351 @@
+"""``bpslaunch`` as it is typed: words, options, dry runs, roles and the shell's completion, with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.jobs import free_port, free_range
+from tests.helpers.terminal import terminal
+
+pytestmark = pytest.mark.timeout(90)
+
+PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+SHOW_WORDS = "import json, sys; print(json.dumps(sys.argv[1:]))"
+PUSH_PULL = "import byteps_py as bps, numpy as np; bps.init(); print(bps.push_pull(np.ones(3), 'x'))"
+
+
+def start(*words: str, folder: Path | None = None, **environ: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "byteps_py.launcher", *words],
+        cwd=folder,
+        env={**os.environ, "PATH": PATH, **environ},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="surrogateescape",
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], seconds: float = 30.0) -> subprocess.CompletedProcess[str]:
+    """Wait for the end, which must come; a launcher that stays is ended with its processes."""
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+        pytest.fail(f"it did not end:\n{out}\n{err}")
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def run(*words: str, folder: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+    return finish(start(*words, folder=folder, **environ))
+
+
+@pytest.fixture
+def job() -> dict[str, str]:
+    return {
+        "DMLC_NUM_WORKER": "2",
+        "DMLC_NUM_SERVER": "1",
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(free_port()),
+    }
+
+
+# What reaches the command.
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), ("--num", "4", "--num-workers", "5", "-n6", "-s", "0", "--dry-run", "--version", "-h")),
+        (("--",), ("--", "-n", "--", "-x")),
+        (("-n1", "--num-servers=0"), ("", "a b", 'quo"te', "it's", "new\nline", "\t", "$HOME", "`x`", "*", "\\", "#")),
+        (("--no-prefix",), ("\udcff\udcfe", "ünï", "\x01")),
+    ],
+)
+def test_every_word_after_the_command_is_the_commands(
+    options: tuple[str, ...], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "t.py").write_text(SHOW_WORDS)
+    done = run(*options, sys.executable, "t.py", *words, folder=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1), done.stderr
+    assert json.loads(done.stdout.removeprefix("[worker 0] ")) == list(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--num", "4", "true"), "there is no option '--num' (did you mean --num-workers or --num-servers?); "),
+        (("-n", "true"), "argument -n/--num-workers: 'true' must be a whole number from 1 to 65535 (is it missing "),
+        (("-n", "2", "--"), "the command that the workers run is missing"),
+    ],
+)
+def test_usage_errors(words: tuple[str, ...], text: str) -> None:
+    done = run(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    usage, error = done.stderr.splitlines()
+    assert usage == "usage: bpslaunch [options] [--] COMMAND ..."
+    assert error.startswith(f"bpslaunch: error: {text}")
+
+
+# Dry runs.
+
+
+def blocks(text: str) -> dict[str, str]:
+    """The commands that a dry run printed, by the labels of their processes."""
+    found = re.findall(r"^# (.*)\n((?:.*\\\n)*.*)\n", text, re.MULTILINE)
+    assert found
+    return dict(found)
+
+
+def run_in_shell(commands: list[str], **environ: str) -> str:
+    """Run all commands at once; they must succeed. Returns what they print to standard output."""
+    script = "".join(f"{command} &\njobs+=($!)\n" for command in commands)
+    script = f'jobs=()\n{script}for each in "${{jobs[@]}}"; do wait $each || exit 1; done\n'
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env={**os.environ, "PATH": PATH, **environ},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_commands_of_a_dry_run_are_the_job(tmp_path: Path) -> None:
+    foreign = {"DMLC_NUM_WORKER": "7", "BYTEPS_LOCAL_RANK": "3"}
+    done = run("--dry-run", "-n", "2", sys.executable, "-c", PUSH_PULL, folder=tmp_path, **foreign)
+    assert done.returncode == 0
+    commands = blocks(done.stdout)
+    assert list(commands) == ["scheduler", "server 0", "worker 0", "worker 1"]
+    assert commands["scheduler"].startswith("env -u BYTEPS_LOCAL_RANK \\\n")
+    assert "    DMLC_NUM_WORKER=1 \\\n" in commands["worker 1"]
+    port = int(re.findall(r"DMLC_PS_ROOT_PORT=(\d+)", done.stdout)[0])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", port))
+    assert run_in_shell(list(commands.values()), **foreign).count("[2. 2. 2.]") == 2
+
+
+def test_a_dry_run_of_each_role(job: dict[str, str]) -> None:
+    commands: list[str] = []
+    for role, machine, options in (
+        ("scheduler", None, ()),
+        ("server", None, ("--omp-num-threads", "1")),
+        ("worker", "0", ("-n", "2")),
+        ("worker", "1", ()),
+    ):
+        environ = {"DMLC_ROLE": role} | ({} if machine is None else {"DMLC_WORKER_ID": machine})
+        done = run("--dry-run", *options, sys.executable, "-c", PUSH_PULL, **job, **environ)
+        assert done.returncode == 0, done.stderr
+        # The shell below has none of the variables that were there when this was printed.
+        given = [shlex.quote(f"{name}={value}") for name, value in {**job, **environ}.items()]
+        commands += [f"env {' '.join(given)} {command}" for command in blocks(done.stdout).values()]
+    assert len(commands) == 5
+    assert run_in_shell(commands).count("[3. 3. 3.]") == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "status", "text"),
+    [
+        (("-n", "2", "no-such-command"), {}, 127, "bpslaunch: there is no command 'no-such-command'\n"),
+        (("true",), {"DMLC_ROLE": "worker"}, 2, "bpslaunch: DMLC_NUM_WORKER is not set"),
+        (("-n", "2", "true"), {"BYTEPS_GRACE_PERIOD": "soon"}, 2, "bpslaunch: BYTEPS_GRACE_PERIOD='soon' must be"),
+    ],
+)
+def test_a_dry_run_has_the_errors_of_a_start(
+    words: tuple[str, ...], environ: dict[str, str], status: int, text: str
+) -> None:
+    for dry_run in ((), ("--dry-run",)):
+        done = run(*dry_run, *words, **environ)
+        assert (done.returncode, done.stdout) == (status, "")
+        assert done.stderr.startswith(text)
+
+
+# Roles.
+
+
+@pytest.mark.parametrize(
+    ("role", "text"),
+    [
+        ("wroker", "DMLC_ROLE='wroker' must be one of scheduler, server, worker: did you mean worker?"),
+        ("joint", "DMLC_ROLE='joint' must be one of scheduler, server, worker"),
+    ],
+)
+def test_a_role_that_is_none(role: str, text: str) -> None:
+    done = run("true", DMLC_ROLE=role)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"bpslaunch: {text}\n")
+
+
+def test_a_role_that_is_empty_is_none() -> None:
+    done = run("echo", "alone", DMLC_ROLE=" ")
+    assert (done.returncode, done.stdout) == (0, "[worker 0] alone\n")
+
+
+def test_one_command_line_for_all_machines(job: dict[str, str]) -> None:
+    """BytePS users type the same everywhere; only the environment differs."""
+    words = ("-n", "2", sys.executable, "-c", PUSH_PULL)
+    services = [start(*words, **job, DMLC_ROLE=role) for role in ("SCHEDULER", "Server")]
+    workers = [start(*words, **job, DMLC_ROLE="worker", DMLC_WORKER_ID=str(index)) for index in range(2)]
+    done = [finish(each) for each in (*workers, *services)]
+    assert [each.returncode for each in done] == [0] * 4, [each.stderr for each in done]
+    for index in range(2):
+        lines = [f"[worker {index}.{local}] [4. 4. 4.]" for local in range(2)]
+        assert sorted(done[index].stdout.splitlines()) == lines
+    for service, role in zip(done[2:], ("scheduler", "server"), strict=True):
+        first = service.stderr.splitlines()[0]
+        assert first.startswith(f"bpslaunch: a {role} runs no command, so this is not used: -n 2 {sys.executable} -c")
+
+
+def test_the_number_of_servers_does_not_go_with_a_role(job: dict[str, str]) -> None:
+    done = run("-s", "2", "true", **job, DMLC_ROLE="worker")
+    assert done.returncode == 2
+    assert done.stderr.startswith("bpslaunch: -s starts servers for a whole job on this machine, but DMLC_ROLE=worker")
+
+
+# Ports.
+
+
+def test_two_jobs_at_once_share_a_range_of_ports() -> None:
+    ports = "{}-{}".format(*free_range(4))
+    words = ("-n", "2", sys.executable, "-c", PUSH_PULL)
+    for done in [finish(each) for each in [start(*words, BYTEPS_PORT_RANGE=ports) for _ in range(2)]]:
+        assert done.returncode == 0, done.stderr
+        assert sorted(done.stdout.splitlines()) == ["[worker 0] [2. 2. 2.]", "[worker 1] [2. 2. 2.]"]
+
+
+def test_a_range_that_is_exhausted() -> None:
+    ports = "{}-{}".format(*free_range(2))
+    done = run("-n", "2", "-s", "2", "true", BYTEPS_PORT_RANGE=ports)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"bpslaunch: BYTEPS_PORT_RANGE={ports} has 2 of the 3 free ports that the scheduler and the servers "
+        "of this job need on 127.0.0.1: widen it, or end what uses its ports\n"
+    )
+
+
+# Completion.
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the completion scripts, and something to complete."""
+    folder = tmp_path_factory.mktemp("completion")
+    for shell in ("bash", "zsh"):
+        for name, command in (
+            ("bpslaunch", ("byteps_py.launcher", "--completion", shell)),
+            ("bps", ("byteps_py", "completion", shell)),
+        ):
+            with (folder / f"{name}.{shell}").open("wb") as output:
+                subprocess.run([sys.executable, "-m", *command], stdout=output, check=True, timeout=30)
+    (folder / "logs of today").mkdir()
+    (folder / "training.py").touch()
+    return folder
+
+
+COMPLETED = {
+    "bpslaunch --num": ["--num-servers", "--num-workers"],
+    "bpslaunch -n 2 --dr": ["--dry-run"],
+    "bpslaunch -n2 --omp-wait-policy ": ["active", "passive"],
+    "bpslaunch --worker-omp-wait-policy = a": ["active"],
+    "bpslaunch --worker-omp-wait-policy =": ["active", "passive"],
+    "bpslaunch --omp-wait-policy = active --start": ["--start-timeout"],
+    "bpslaunch --completion ": ["bash", "zsh"],
+    "bpslaunch --log-dir log": ["logs of today"],
+    "bpslaunch -n ": [],
+    "bpslaunch -n 2 compge": ["compgen"],
+    "bpslaunch -n 2 -- compge": ["compgen"],
+    "bpslaunch -n 2 python --num": [],
+    "bpslaunch -n 2 -- -x --num": [],
+    "bps ser": ["server"],
+    "bps completion ": ["bash", "zsh"],
+    "bps server --he": ["--help"],
+    "bps server ": [],
+}
+"""Words up to the cursor, as bash splits them, and what is offered."""
+
+
+def test_completion_in_bash(scripts: Path) -> None:
+    program = "source ./bpslaunch.bash; source ./bps.bash\n"
+    for line in COMPLETED:
+        last = '""' if line.endswith(" ") else ""
+        program += f"COMP_WORDS=({line}{last}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _{line.split()[0]}\n"
+        program += "echo ':'; printf '%s\\n' \"${COMPREPLY[@]}\"\n"
+    done = subprocess.run(
+        ["bash", "--norc", "-c", program], cwd=scripts, capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stderr == ""
+    found = [sorted(set(each.split("\n")) - {""}) for each in done.stdout.split(":\n")[1:]]
+    assert dict(zip(COMPLETED, found, strict=True)) == COMPLETED
+
+
+def test_completion_of_the_command_is_left_to_its_own_in_bash(scripts: Path) -> None:
+    program = (
+        "_command_offset() { COMPREPLY=(from $1); }; source ./bpslaunch.bash; COMP_WORDS=(bpslaunch -n 2 git che); "
+        'COMP_CWORD=4; _bpslaunch; echo "${COMPREPLY[@]}"'
+    )
+    assert subprocess.check_output(["bash", "-c", program], cwd=scripts, timeout=30) == b"from 3\n"
+
+
+def environment_of_a_person(folder: Path) -> dict[str, str]:
+    # Marks the processes as ours for the look around after each test, as everything else in the environment.
+    return {**os.environ, "PATH": PATH, "HOME": str(folder), "PS1": "> ", "TERM": "xterm", "COLUMNS": "200"}
+
+
+def test_a_person_completes_in_bash(scripts: Path) -> None:
+    with terminal(["bash", "--norc", "--noediting", "-i"], scripts, environment_of_a_person(scripts)) as person:
+        person.type("set -o emacs; bind 'set enable-bracketed-paste off'; source ./bpslaunch.bash; echo re''ady\n")
+        person.wait_for("ready")
+        for typed, completed in (
+            ("bpslaunch -n 2 --dr\t", "--dry-run "),
+            ("bpslaunch --omp-wait-policy=p\t", "--omp-wait-policy=passive "),
+            ("bpslaunch --log-dir lo\t", "logs\\ of\\ today/"),
+            ("bpslaunch -n 2 cat trai\t", "cat training.py "),
+        ):
+            person.type(typed)
+            person.wait_for(completed)
+            person.type("\x15")
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="there is no zsh on this machine")
+def test_a_person_completes_in_zsh(scripts: Path) -> None:
+    with terminal(["zsh", "-f", "-i"], scripts, environment_of_a_person(scripts)) as person:
+        person.type("autoload -Uz compinit; compinit -u -D; source ./bpslaunch.zsh; source ./bps.zsh; print re''ady\n")
+        person.wait_for("ready")
+        for typed, completed in (
+            ("bpslaunch -n 2 --dr\t", "--dry-run"),
+            ("bpslaunch --omp-wait-policy=p\t", "--omp-wait-policy=passive"),
+            ("bpslaunch --log-dir lo\t", "logs\\ of\\ today/"),
+            ("bpslaunch -n 2 cat trai\t", "cat training.py"),
+            ("bpslaunch -n 2 -- cat trai\t", "-- cat training.py"),
+            ("bps sch\t", "bps scheduler"),
+        ):
+            person.type(typed)
+            person.wait_for(completed)
+            person.type("\x15")
+
+
+# What is known of itself.
+
+
+@pytest.mark.parametrize(("module", "name"), [("byteps_py", "byteps_py"), ("byteps_py.launcher", "bpslaunch")])
+def test_versions(module: str, name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--version"], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert re.fullmatch(rf"{name} \d+\.\d+\.\d+\S*\n", done.stdout)
