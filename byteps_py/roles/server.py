@@ -23,6 +23,7 @@ from byteps_py.roles.member import SCHEDULER, SchedulerLink, package_version, wo
 from byteps_py.roles.message_log import log_messages
 from byteps_py.roles.process import describe_this_process
 from byteps_py.settings import MAX_PARTITION_BYTES, ServerSettings
+from byteps_py.telemetry import logs
 from byteps_py.transport.base import Buffer, Endpoint, Message, tcp_address
 from byteps_py.transport.zmq import ZmqEndpoint
 from byteps_py.types import Role
@@ -172,6 +173,7 @@ class Server:
             self._complaints.add(SCHEDULER, f"an unexpected {type(message).__name__}")
 
     def _begin(self, welcome: Welcome) -> None:
+        logs.relabel(f"server {welcome.rank}")
         _log.info("server %d of %d, %d workers", welcome.rank, len(welcome.servers), len(welcome.participants))
         self._rounds = _Rounds(self._endpoint, self._engine, welcome, self._incarnation)
         early, self._early = self._early, []

@@ -8,7 +8,7 @@ from typing import Final
 
 from byteps_py.settings import LogSettings
 
-__all__ = ["LEVELS", "configure"]
+__all__ = ["LEVELS", "configure", "relabel"]
 
 LEVELS: Final = {
     "trace": logging.DEBUG,
@@ -37,14 +37,26 @@ def configure(settings: LogSettings, label: str) -> None:
     """
     logger = logging.getLogger("byteps_py")
     logger.setLevel(min(LEVELS[settings.log_level], _VERBOSE[settings.verbose]))
-    time = "" if settings.hide_time else "%(asctime)s "
-    formatter = logging.Formatter(f"{time}%(levelname)s byteps {label}: %(message)s", "%Y-%m-%d %H:%M:%S")
-    ours = [each for each in logger.handlers if getattr(each, "made_by_byteps", False)]
-    if not ours and not logger.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.made_by_byteps = True  # type: ignore[attr-defined]
-        logger.addHandler(handler)
+    if not logger.handlers:
+        logger.addHandler(_Handler(sys.stderr))
         logger.propagate = False
-        ours = [handler]
-    for each in ours:
-        each.setFormatter(formatter)
+    for each in _ours():
+        each.hide_time = settings.hide_time
+    relabel(label)
+
+
+def relabel(label: str) -> None:
+    """Let the lines of this process begin with ``label`` from now on; without :func:`configure` this does nothing."""
+    for each in _ours():
+        time = "" if each.hide_time else "%(asctime)s "
+        each.setFormatter(logging.Formatter(f"{time}%(levelname)s byteps {label}: %(message)s", "%Y-%m-%d %H:%M:%S"))
+
+
+class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # generic since Python 3.11
+    """Made here, not by the program."""
+
+    hide_time = False
+
+
+def _ours() -> list[_Handler]:
+    return [each for each in logging.getLogger("byteps_py").handlers if isinstance(each, _Handler)]

@@ -58,6 +58,15 @@ def test_without_the_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "WARNING byteps server 0: slow\n"
 
 
+def test_another_label_from_now_on(capsys: pytest.CaptureFixture[str], logger: logging.Logger) -> None:
+    logs.relabel("server 1")
+    assert not logger.handlers
+    logs.configure(LogSettings(hide_time=True), "server")
+    logs.relabel("server 1")
+    logging.getLogger("byteps_py.server").warning("slow")
+    assert capsys.readouterr().err == "WARNING byteps server 1: slow\n"
+
+
 def test_a_programs_own_handler_is_kept(logger: logging.Logger) -> None:
     own = logging.NullHandler()
     logger.addHandler(own)
