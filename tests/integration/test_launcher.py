@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -12,138 +11,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
 
 import psutil
 import pytest
 
 from tests.helpers.jobs import free_port
+from tests.helpers.launches import FOR_EVER, JOIN, PYTHON, SLEEP, TRAIN, Launch, launches, running, still_there, until
 
 pytestmark = pytest.mark.timeout(90)
-
-PYTHON = sys.executable
-TRAIN = """
-import sys, time
-import numpy as np
-import byteps_py as bps
-
-bps.init()
-steps = int(sys.argv[1])
-for step in range(steps):
-    total = bps.push_pull(np.full(100, bps.rank() + 1, np.float32), name="a", op=bps.SUM)
-    if step == 0:
-        print("first", flush=True)
-    if steps > 100:
-        time.sleep(0.05)
-print("sum", total[0])
-"""
-"""Two workers sum 1 and 2; with more than 100 steps it goes on until it is ended."""
-JOIN = "import byteps_py; byteps_py.init(); "
-"""A command that never joins its job makes the launcher wait for the scheduler and the servers, which wait for it."""
-FOR_EVER = (PYTHON, "-c", TRAIN, "1000000")
-SLEEP = (PYTHON, "-c", "import time; print('up', flush=True); time.sleep(1000)")
-
-
-def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    """Wait for something that is bound to happen."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
-
-
-class Launch:
-    """A running bpslaunch; its outputs go to files."""
-
-    def __init__(
-        self,
-        folder: Path,
-        words: tuple[str, ...],
-        env: dict[str, str],
-        stdin: int | IO[bytes],
-        stdout: int | None,
-    ) -> None:
-        self.out_path, self.err_path = folder / "out", folder / "err"
-        with self.out_path.open("wb") as out, self.err_path.open("wb") as err:
-            self.process = subprocess.Popen(
-                [PYTHON, "-m", "byteps_py.launcher", *words],
-                cwd=folder,
-                env={**os.environ, **env},
-                stdin=stdin,
-                stdout=out if stdout is None else stdout,
-                stderr=err,
-                start_new_session=True,
-            )
-
-    @property
-    def out(self) -> str:
-        return self.out_path.read_text()
-
-    @property
-    def err(self) -> str:
-        return self.err_path.read_text()
-
-    @property
-    def out_lines(self) -> list[str]:
-        return self.out.splitlines()
-
-    def wait(self, seconds: float = 30.0) -> int:
-        return self.process.wait(seconds)
-
-    def signal(self, number: int) -> None:
-        self.process.send_signal(number)
-
-    def children(self) -> dict[str, psutil.Process]:
-        """By what they are: ``scheduler``, ``server``, ``guard``, and ``worker 0`` ... in the order of their start."""
-        found: dict[str, psutil.Process] = {}
-        with contextlib.suppress(psutil.Error):
-            for child in sorted(psutil.Process(self.process.pid).children(), key=lambda each: each.pid):
-                words = child.cmdline()
-                if words[-2:-1] == ["byteps_py"]:
-                    found[words[-1]] = child
-                elif any(word.endswith("sweep.py") for word in words):
-                    found["guard"] = child
-                elif "byteps_py.roles.herald" in words:
-                    found["herald"] = child
-                else:
-                    found[f"worker {sum(name.startswith('worker') for name in found)}"] = child
-        return found
 
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Callable[..., Launch]]:
-    started: list[Launch] = []
-
-    def start(
-        *words: str,
-        env: dict[str, str] | None = None,
-        stdin: int | IO[bytes] = subprocess.DEVNULL,
-        stdout: int | None = None,
-    ) -> Launch:
-        folder = tmp_path / str(len(started))
-        folder.mkdir(exist_ok=True)
-        started.append(Launch(folder, words, env or {}, stdin, stdout))
-        return started[-1]
-
-    yield start
-    for each in started:
-        if each.process.poll() is None:
-            each.process.kill()
-            each.process.wait()
-        if each.process.stdin is not None:
-            each.process.stdin.close()
-
-
-def running(launched: Launch) -> dict[str, psutil.Process]:
-    """The processes of a job of two workers that has made its first step."""
-    until(lambda: launched.out.count("first") == 2)
-    return launched.children()
-
-
-def still_there(processes: dict[str, psutil.Process]) -> list[str]:
-    return [
-        name for name, process in processes.items() if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    ]
+    with launches(tmp_path) as start:
+        yield start
 
 
 # What reaches the command.
