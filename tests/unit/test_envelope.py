@@ -7,8 +7,9 @@ import logging
 import pytest
 
 from byteps_py.errors import RemoteProtocolError
-from byteps_py.roles.envelope import Complaints, Envelope, open_frames
-from byteps_py.types import DType
+from byteps_py.roles.envelope import Complaints, Envelope, asks_to_join, open_frames
+from byteps_py.types import DType, Role
+from byteps_py.wire.control import Heartbeat, ProcessInfo, Register, encode_control
 from byteps_py.wire.header import Opcode, encode
 
 ENVELOPE = Envelope(sender=3, job=7, incarnation=9, epoch=1)
@@ -40,6 +41,18 @@ def test_frames_open_to_header_and_payload() -> None:
 def test_other_numbers_of_frames_are_refused(count: int) -> None:
     with pytest.raises(RemoteProtocolError, match=f"has {count}"):
         open_frames([memoryview(b"")] * count)
+
+
+def test_only_a_registration_asks_to_join() -> None:
+    process = ProcessInfo("host", "id", 1, 2)
+    register = encode_control(
+        Register(version="1", job_id="j", role=Role.WORKER, process=process, incarnation=5, num_worker=1, num_server=1)
+    )
+    assert asks_to_join([memoryview(register)])
+    assert not asks_to_join([memoryview(encode_control(Heartbeat()))])
+    assert not asks_to_join([memoryview(encode(ENVELOPE.header(Opcode.PULL, 5, 2)))])
+    assert not asks_to_join([memoryview(register)] * 2)
+    assert not asks_to_join([])
 
 
 def test_a_peer_is_complained_about_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,9 @@ from byteps_py.wire.control import (
     Abort,
     ControlMessage,
     Finished,
+    Heartbeat,
     Left,
+    Refused,
     Register,
     Welcome,
     decode_control,
@@ -192,3 +194,18 @@ def test_it_ends_when_the_scheduler_says_so() -> None:
     with pytest.raises(JobAborted, match="worker 1 was lost"):
         stage.control(Abort("worker 1 was lost"))
     stage.server.close()
+
+
+@pytest.mark.parametrize("welcomed", [False, True])
+def test_a_process_that_takes_it_for_the_scheduler_is_told(stage: Stage, welcomed: bool) -> None:
+    if welcomed:
+        stage.welcome()
+    assert isinstance(stage.registered, Register)
+    for message in (stage.registered, Heartbeat()):
+        stage.workers[0].send(b"server", [encode_control(message)])
+    stage.step()
+    (answer,) = stage.workers[0].receive(0)
+    assert decode_control(answer.frames[0]) == Refused(
+        "a server of a job listens there, whose scheduler is at 127.0.0.1:9: check DMLC_PS_ROOT_URI and "
+        "DMLC_PS_ROOT_PORT"
+    )
