@@ -173,7 +173,8 @@ class Session:
         """Leave the job; takes a few seconds at most.
 
         Args:
-            failure: what this process dies of, which ends the job for all; empty to leave in order.
+            failure: what this process dies of, as words that follow its name: it ends the job for all; empty to
+                leave in order.
 
         Raises:
             JobAborted, TransportTimeout: the job had ended before its time, or what other workers wait for could not
@@ -331,7 +332,7 @@ def _leave_at_exit(session: Session, pid: int) -> None:
 
 
 _death: list[str] = []
-"""The exception that ends this process, as text, once there is one."""
+"""What this process dies of, as words that follow its name, once that is known."""
 
 
 def _watch_exceptions() -> None:
@@ -350,7 +351,7 @@ def _watch_exceptions() -> None:
                 print(f"byteps_py: {problem}", file=sys.stderr)
             _exit_now(2)
         if not interactive:
-            _death[:] = ["".join(traceback.format_exception_only(kind, error)).strip()]
+            _death[:] = ["failed: " + "".join(traceback.format_exception_only(kind, error)).strip()]
         previous(kind, error, trace)
 
     hook.made_by_byteps = True  # type: ignore[attr-defined]

@@ -37,7 +37,8 @@ class Herald:
     """The launcher's handle on its herald. Belongs to the launcher's only thread; no method but the constructor raises.
 
     Args:
-        environment: that of a process of the launch: it tells where the scheduler is, and which job and machine this is.
+        environment: that of a process of the launch: it tells where the scheduler is, and which job and machine
+            this is.
 
     Attributes:
         deadline: when :meth:`finish` will be over, in seconds of ``time.monotonic``; None before it was called.

@@ -8,7 +8,7 @@ from byteps_py.core.departures import Departures
 from byteps_py.core.liveness import Reminder
 from byteps_py.core.roster import Seating
 from byteps_py.core.tensor_table import TensorTable
-from byteps_py.wire.control import BarrierDone, ControlMessage, Declare, Declared, Left, Welcome
+from byteps_py.wire.control import BarrierDone, ControlMessage, Declare, Declared, Left, Notice, Waiting, Welcome
 
 __all__ = ["EPOCH", "Job"]
 
@@ -114,18 +114,24 @@ class Job:
         return None if peer is None else self.failure_of(peer, "")
 
     def failure_of(self, peer: bytes, how: str) -> str:
-        """The error that ``peer`` said goodbye with; ``how`` its process ended, if it named none."""
-        return f"{self.names[peer]} failed: {self._departures.reason(peer) or how}"
+        """What ``peer`` died of, as it said; ``how`` its process ended, if it said nothing."""
+        return f"{self.names[peer]} {self._departures.reason(peer) or f'failed: {how}'}"
+
+    def announce(self, text: str) -> list[Action]:
+        """Let the users know."""
+        return [Log("warning", text), *self._to_workers(Notice(text))]
 
     def remind(self, now: float) -> list[Action]:
-        """Speak of a barrier that has been waited for."""
+        """Speak of a barrier that has been waited for, also to those who wait there."""
         waited = self._barrier_reminder.due(now) if self._barrier_reminder is not None else None
         if waited is None:
             return []
         missing = self._barriers.missing()
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
         names = ", ".join(self._name(rank) for rank in missing[:8]) + more
-        return [Log("warning", f"waiting {waited:.0f} s at barrier {self._barriers.number} for {names}")]
+        text = f"waiting {waited:.0f} s at barrier {self._barriers.number} for {names}"
+        waiting = Waiting(text, self._barriers.number)
+        return [Log("warning", text), *(Send(self._workers[rank], waiting) for rank in self._barriers.arrived())]
 
     def _to_workers(self, message: ControlMessage) -> list[Action]:
         return [Send(peer, message) for peer in self._workers if peer not in self.left]

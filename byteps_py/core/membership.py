@@ -19,21 +19,25 @@ message that was delayed or repeated must do no harm.  So every request may be r
 
 A process that is gone before the job is complete leaves its place to another one.  Afterwards its place cannot be
 filled: a lost member ends the job for everyone, with the same reason everywhere.  Workers that have left are of no
-concern any more.  Registered processes must show a sign of life, by any message, within the lost timeout.
+concern any more.  Registered processes must show a sign of life, by any message, within the lost timeout, unless the
+runner sees that they run.  A scheduler or a server that is told to end says so, and ends the job if it has not ended
+within the grace period.
 """
 
 from __future__ import annotations
 
 import enum
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar, Final
 
+from byteps_py.core.absence import counts
 from byteps_py.core.actions import Action, Log, Send, Stop
 from byteps_py.core.gathering import Gathering
 from byteps_py.core.job import Job
+from byteps_py.core.launches import Launches
 from byteps_py.core.liveness import Liveness, Silence
-from byteps_py.core.roster import Member, Roster, is_same_process
+from byteps_py.core.roster import Member, Roster
+from byteps_py.core.strangers import Strangers, shown
 from byteps_py.types import Role
 from byteps_py.wire.control import (
     Abort,
@@ -46,17 +50,18 @@ from byteps_py.wire.control import (
     Heartbeat,
     HeartbeatReply,
     Left,
+    Notice,
     ProcessInfo,
     Refused,
     Register,
+    Vouch,
+    Vouched,
 )
 
 __all__ = ["Action", "Log", "Membership", "Send", "State", "Stop"]
 
-_OF_ANYONE: Final = (Register, ChildEnded)
-_OF_WORKERS: Final = (Declare, Barrier, Bye)
-_REMEMBERED: Final = 1024
-"""Most strangers and refused processes that are remembered, so that nobody can fill the memory."""
+_OF_ANYONE: Final = (Register, ChildEnded, Vouch)
+_OF_WORKERS: Final = (Declare, Barrier)
 
 
 class State(enum.Enum):
@@ -77,7 +82,7 @@ class Membership:
         num_worker, num_server: worker machines and server processes of the complete job; at least one server.
         job_nonce: 64-bit number that tells this run of the job from all others.
         scheduler: the process that this runs in, for the proof of its own loss.
-        start_timeout: seconds from the first registration until the job must be complete.
+        start_timeout: seconds from the first registration until the job must be complete; 0: no limit.
         lost_timeout: seconds without a sign of life after which a process counts as lost.
     """
 
@@ -95,44 +100,71 @@ class Membership:
         if num_worker < 1 or num_server < 1:
             raise ValueError(f"num_worker={num_worker} and num_server={num_server} must be at least 1")
         self.state = State.GATHERING
-        self._job_id = job_id
         self._job_nonce = job_nonce
         self._scheduler = scheduler
         self._lost_timeout = lost_timeout
         self._roster = Roster(num_worker, num_server)
-        self._gathering = Gathering(self._roster, start_timeout)
+        self._strangers = Strangers(job_id, job_nonce, scheduler)
+        self._launches = Launches(self._roster, self._strangers, lost_timeout)
+        self._gathering = Gathering(self._roster, self._launches, start_timeout)
         self._liveness = Liveness(lost_timeout)
+        self._last_call: tuple[float, str] | None = None  # when and why the job ends at the latest
         self._job: Job | None = None  # from RUNNING on
         self._end: Abort | Finished | None = None  # in ENDING
-        self._strangers: set[bytes] = set()
-        self._refused: deque[ProcessInfo] = deque(maxlen=_REMEMBERED)
 
     # What the runner calls.
 
     def receive(self, now: float, peer: bytes, message: ControlMessage) -> list[Action]:
         """Decide about one message."""
         if self._roster.get(peer) is None and not isinstance(message, _OF_ANYONE):
-            return self._stranger(peer, message)
+            return self._strangers.heard(peer, message)
         actions = self._note_life(now, peer)
         handler = self._HANDLERS[self.state].get(type(message))
         if handler is None or not self._may_send(peer, message):
             situation = "it has left" if self._has_left(peer) else f"the job is {self.state.name}"
-            ignored = f"ignored a {_kind(message)} of {self._name(peer)}: {situation}"
+            ignored = f"ignored a {type(message).__name__} of {self._name(peer)}: {situation}"
             return [*actions, Log("warning", ignored)]
         return actions + handler(self, now, peer, message)
 
-    def tick(self, now: float) -> list[Action]:
-        """Decide about the time that has passed; call it every second."""
+    def tick(self, now: float, running: Collection[bytes] = ()) -> list[Action]:
+        """Decide about the time that has passed; call it every second.
+
+        Args:
+            now: seconds.
+            running: those of :meth:`silent` that are known to run.
+        """
         actions: list[Action] = []
         if self.state is not State.ENDING:
-            for silence in self._liveness.check(now):
+            for silence in self._liveness.check(now, running):
                 actions += self._silent(now, silence)
         if self.state is State.GATHERING:
-            failure = self._gathering.failure(now)
+            failure = self._launches.failure(now) or self._gathering.failure(now)
             actions += self._gathering.remind(now) if failure is None else self._abort(failure)
         elif self.state is State.RUNNING:
             actions += self._running.remind(now) + self._tell_departures(now)
+        if self._last_call is not None and now >= self._last_call[0]:
+            actions += self.abort(self._last_call[1])
         return actions
+
+    def silent(self, now: float) -> list[tuple[bytes, ProcessInfo]]:
+        """The members that have been silent for a while, and their processes."""
+        silent = self._liveness.silent(now)
+        return [(peer, process) for peer, process, _ in self.members() if peer in silent]
+
+    def told_to_end(self, now: float, reason: str, grace: float) -> list[Action]:
+        """This scheduler is to end: at once while nobody works, else when the workers have left.
+
+        Args:
+            now: seconds.
+            reason: why the job ends if they have not left after ``grace`` seconds.
+        """
+        if self.state is State.RUNNING and grace > 0:
+            self._last_call = (now + grace, reason)
+            text = f"{reason}: the job goes on until its workers have left, for {grace:g} s at most"
+            return self._running.announce(f"{text} (BYTEPS_GRACE_PERIOD)")
+        if self.state is State.GATHERING and not self._roster.has_workers and not self._launches.peers():
+            return self._finish(Finished(), Stop(0, f"{reason} before any worker came"))
+        return self.abort(reason)
 
     def proven_lost(self, now: float, peer: bytes, how: str) -> list[Action]:
         """The process of ``peer`` is gone; ``how`` that is known, such as ``its process 4242 on host-a is gone``."""
@@ -162,47 +194,34 @@ class Membership:
 
     def _join(self, now: float, peer: bytes, message: Register) -> list[Action]:
         member = Member(peer, message)
-        objection = self._identity_problem(member)
+        objection = self._strangers.identity_problem(member, self._roster.get(peer), self._name(peer))
         if objection is not None:
-            return self._refuse(member, objection)
+            return self._strangers.refuse(member, objection)
         if self._roster.get(peer) is not None:
             return []
         problem = self._roster.add(member)
         if problem is not None:
             everyone = self._abort(problem.text) if problem.for_all else []
-            return self._refuse(member, problem.text) + everyone
+            return self._strangers.refuse(member, problem.text) + everyone
         self._liveness.seen(peer, now)
         return self._gathering.joined(now, member) + (self._start() if self._roster.is_complete else [])
-
-    def _identity_problem(self, member: Member) -> str | None:
-        """Whether the process is who it must be: of this job, and no other than the one its peer name stands for."""
-        theirs = member.register.job_id
-        if theirs != self._job_id:
-            return (
-                f"{member.describe()} belongs to job {theirs!r}, this scheduler to job {self._job_id!r}: "
-                "set the same BYTEPS_JOB_ID everywhere, or another DMLC_PS_ROOT_PORT for the other job"
-            )
-        known = self._roster.get(member.peer)
-        if known is not None and known.register.incarnation != member.register.incarnation:
-            return f"{member.describe()} uses the identity of {self._name(member.peer)}"
-        return None
 
     def _start(self) -> list[Action]:
         self.state = State.RUNNING
         self._job = job = Job(self._roster.seating(), self._roster.partition_bytes, self._job_nonce)
-        actions: list[Action] = [Log("info", f"the job is complete: {self._roster.counts()}")]
+        actions: list[Action] = [Log("info", f"the job is complete: {counts(self._roster)}")]
         return actions + [job.welcome(member.peer) for member in self._roster]
 
     def _withdraw(self, now: float, peer: bytes, message: Bye) -> list[Action]:
-        return self._vacate(peer, f"{self._name(peer)} has left{message.reason and ': ' + message.reason}")
+        return self._vacate(peer, f"{self._name(peer)} {message.reason or 'has left'}")
 
     def _vacate(self, peer: bytes, what: str) -> list[Action]:
         """A process is gone before the job is complete: its place is free again."""
         self._roster.remove(peer)
         self._liveness.forget(peer)
         self._gathering.removed()
-        self._mute(peer)
-        text = f"{what}; the job was not complete, so another process may take its place: {self._roster.counts()}"
+        self._strangers.mute(peer)
+        text = f"{what}; the job was not complete, so another process may take its place: {counts(self._roster)}"
         return [Log("warning", text), Send(peer, Refused(text))]
 
     # RUNNING
@@ -215,10 +234,10 @@ class Membership:
     def _late(self, now: float, peer: bytes, message: Register) -> list[Action]:
         """The answer to a registration may have been lost; anyone else is too late."""
         member = Member(peer, message)
-        objection = self._identity_problem(member)
+        objection = self._strangers.identity_problem(member, self._roster.get(peer), self._name(peer))
         if objection is None and self._roster.get(peer) is None:
             objection = f"{member.describe()} is too late: the job is complete and runs already"
-        return [self._running.welcome(peer)] if objection is None else self._refuse(member, objection)
+        return [self._running.welcome(peer)] if objection is None else self._strangers.refuse(member, objection)
 
     def _declare(self, now: float, peer: bytes, message: Declare) -> list[Action]:
         return self._running.declare(peer, message)
@@ -228,6 +247,8 @@ class Membership:
 
     def _leave(self, now: float, peer: bytes, message: Bye) -> list[Action]:
         job = self._running
+        if peer not in job.seating.worker_ranks:  # a server: nothing goes on without it
+            return self._abort(f"{self._name(peer)} {message.reason or 'has left'}")
         actions = job.leave(now, peer, message.reason)
         self._liveness.forget(peer)
         if not job.is_done:
@@ -251,45 +272,44 @@ class Membership:
     def _heartbeat(self, now: float, peer: bytes, message: Heartbeat) -> list[Action]:
         return [Send(peer, HeartbeatReply(self._scheduler))]
 
+    def _notice(self, now: float, peer: bytes, message: Notice) -> list[Action]:
+        return self._running.announce(f"{self._name(peer)} {message.text}")
+
+    def _vouch(self, now: float, peer: bytes, message: Vouch) -> list[Action]:
+        """A launcher says that its workers live; from the start on nobody has to know."""
+        objection = self._strangers.job_problem("this launch of workers", message.job_id)
+        if objection is not None:
+            return [Send(peer, Refused(objection))]
+        if self._end is not None:
+            return [Send(peer, self._end)]
+        missing = self._launches.vouch(now, peer, message) if self.state is State.GATHERING else ()
+        return [Send(peer, Vouched(missing))]
+
     def _child_ended(self, now: float, peer: bytes, message: ChildEnded) -> list[Action]:
-        """A launcher reaped a process: the only news of one that ends before it registers.
-
-        The launcher does not care what becomes of it, but has to know that the report has arrived.
-        """
-        return [Send(peer, HeartbeatReply(self._scheduler)), *self._end_of_child(message)]
-
-    def _end_of_child(self, message: ChildEnded) -> list[Action]:
+        """A process of a launch has ended; the launcher only has to know that this has been heard."""
+        actions: list[Action] = [Send(peer, HeartbeatReply(self._scheduler))]
         if self.state is State.ENDING:
-            return []  # processes are expected to end now
-        if message.job_id != self._job_id:
-            return [Log("warning", f"ignored the end of a process of job {message.job_id!r}")]
-        how = f"its process {message.process.pid} on {message.process.host} {_ending(message.status)}"
-        member = self._roster.find(message.process)
-        if member is None:
-            return self._outsider_ended(message)
-        if self._has_left(member.peer):
-            # A process that says goodbye and then ends badly has failed.
-            return self._abort(self._running.failure_of(member.peer, how)) if message.status else []
-        without = "" if message.status else " without saying goodbye (is shutdown() called?)"
-        return self._abort(f"{self._name(member.peer)} is lost: {how}{without}")
-
-    def _outsider_ended(self, message: ChildEnded) -> list[Action]:
-        """Before the start it would be waited for in vain; later, or if it was refused, nobody needs it."""
-        process = message.process
-        what = f"process {process.pid} on {process.host} {_ending(message.status)}"
-        if self.state is State.RUNNING or any(is_same_process(process, each) for each in self._refused):
-            return [Log("warning", f"{what}; it was no member of the job")]
-        if message.status:
-            return self._abort(f"{what} before it joined the job")
-        self._gathering.ended(process)
-        return [Log("warning", f"{what} before it joined the job")]
+            return actions  # processes are expected to end now
+        if self._strangers.job_problem("", message.job_id) is not None:
+            return [*actions, Log("warning", f"ignored the end of a process of job {message.job_id!r}")]
+        verdict = self._launches.ended(now, message, self._job)
+        if verdict.warning:
+            actions.append(Log("warning", verdict.warning))
+        if verdict.doubted is not None:
+            self._liveness.doubt(verdict.doubted)
+        if verdict.is_failure:
+            actions += self._abort(verdict.reason)
+        elif verdict.reason:
+            actions += self._finish(Finished(), Stop(0, verdict.reason))
+        return actions
 
     def _silent(self, now: float, silence: Silence) -> list[Action]:
-        seconds = f"{silence.seconds:.0f} s"
+        heard = f"not been heard from for {silence.seconds:.0f} s"
         if silence.lost:
-            how = f"not heard from for {seconds} (BYTEPS_LOST_TIMEOUT={self._lost_timeout:g})"
-            return self.proven_lost(now, silence.peer, how)
-        return [Log("warning", f"{self._name(silence.peer)} has not been heard from for {seconds}; the job goes on")]
+            why = self._launches.doubt(silence.peer) or f"BYTEPS_LOST_TIMEOUT={self._lost_timeout:g}"
+            return self.proven_lost(now, silence.peer, f"it has {heard} ({why})")
+        but = ", but its process runs (is it in a long call that holds the GIL?)" if silence.runs else ""
+        return [Log("warning", f"{self._name(silence.peer)} has {heard}{but}; the job goes on")]
 
     def _may_send(self, peer: bytes, message: ControlMessage) -> bool:
         member = self._roster.get(peer)
@@ -304,34 +324,17 @@ class Membership:
         silent = self._liveness.seen(peer, now)
         return [] if silent is None else [Log("warning", f"{self._name(peer)} is back after {silent:.0f} s")]
 
-    def _stranger(self, peer: bytes, message: ControlMessage) -> list[Action]:
-        """Whoever is not registered is mentioned once."""
-        if not self._mute(peer):
-            return []
-        return [Log("warning", f"ignored a {_kind(message)} of {_shown(peer)}, which is not registered")]
-
-    def _mute(self, peer: bytes) -> bool:
-        """Do not mention what else this stranger sends; whether it could have been mentioned so far."""
-        if peer in self._strangers or len(self._strangers) >= _REMEMBERED:
-            return False
-        self._strangers.add(peer)
-        return True
-
-    def _refuse(self, member: Member, reason: str) -> list[Action]:
-        self._refused.append(member.process)
-        self._mute(member.peer)
-        return [Log("warning", f"refused: {reason}"), Send(member.peer, Refused(reason))]
-
     # ENDING
 
     def _abort(self, reason: str) -> list[Action]:
         return self._finish(Abort(reason), Stop(1, reason))
 
     def _finish(self, end: Abort | Finished, stop: Stop) -> list[Action]:
-        """Tell everyone who has not left."""
+        """Tell everyone who has not left, and the launchers whose workers have not come yet."""
+        launchers = self._launches.peers() if self.state is State.GATHERING else []
         self.state = State.ENDING
         self._end = end
-        return [*(Send(peer, end) for peer, _, _ in self.members()), stop]
+        return [*(Send(peer, end) for peer in [*(each for each, _, _ in self.members()), *launchers]), stop]
 
     def _say_end(self, now: float, peer: bytes, message: ControlMessage) -> list[Action]:
         assert self._end is not None
@@ -343,7 +346,7 @@ class Membership:
         if self._roster.get(peer) is not None:
             return self._say_end(now, peer, message)
         how = self._end.reason if isinstance(self._end, Abort) else "its work is done"
-        return self._refuse(Member(peer, message), f"the job has ended: {how}")
+        return self._strangers.refuse(Member(peer, message), f"the job has ended: {how}")
 
     # Lookups
 
@@ -354,7 +357,7 @@ class Membership:
         if self._job is not None and peer in self._job.names:
             return self._job.names[peer]
         member = self._roster.get(peer)
-        return _shown(peer) if member is None else member.describe()
+        return shown(peer) if member is None else member.describe()
 
     _HANDLERS: ClassVar[dict[State, dict[type, Callable[[Membership, float, bytes, Any], list[Action]]]]] = {
         State.GATHERING: {
@@ -362,6 +365,7 @@ class Membership:
             Heartbeat: _heartbeat,
             Bye: _withdraw,
             ChildEnded: _child_ended,
+            Vouch: _vouch,
         },
         State.RUNNING: {
             Register: _late,
@@ -369,7 +373,9 @@ class Membership:
             Declare: _declare,
             Barrier: _barrier,
             Bye: _leave,
+            Notice: _notice,
             ChildEnded: _child_ended,
+            Vouch: _vouch,
         },
         State.ENDING: {
             Register: _after_end,
@@ -378,18 +384,6 @@ class Membership:
             Barrier: _say_end,
             Bye: _say_end,
             ChildEnded: _child_ended,
+            Vouch: _vouch,
         },
     }
-
-
-def _kind(message: ControlMessage) -> str:
-    return type(message).__name__
-
-
-def _ending(status: int) -> str:
-    """``ended with status 3`` or ``was killed by signal 9``."""
-    return f"ended with status {status}" if status >= 0 else f"was killed by signal {-status}"
-
-
-def _shown(peer: bytes) -> str:
-    return repr(peer)[2:-1]

@@ -13,17 +13,62 @@ within a node by local rank; servers by host and address.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, TypeAlias
 
 from byteps_py.types import Participant, Role, ServerInfo
 from byteps_py.wire.control import ProcessInfo, Register
 
-__all__ = ["Member", "Problem", "Roster", "Seating", "is_same_process"]
+__all__ = [
+    "Member",
+    "Node",
+    "NodeKey",
+    "Place",
+    "Problem",
+    "Roster",
+    "Seating",
+    "any_of",
+    "is_same_process",
+    "listed",
+    "node_key",
+]
 
 _SHOWN: Final = 8
 """Most names that a message lists before it says how many more there are."""
+
+NodeKey: TypeAlias = tuple[str | int, ...]
+"""What makes a node; see above."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker process belongs, whether it has registered or not."""
+
+    node: NodeKey
+    worker_id: int | None
+    local_rank: int
+    local_size: int
+    process: ProcessInfo
+
+    def name(self, num_worker: int) -> str:
+        """For messages, before there are ranks: ``worker DMLC_WORKER_ID=1``.
+
+        On the only machine of a job, the local rank is the rank: ``worker 1``.
+        """
+        if num_worker == 1:
+            return f"worker {self.local_rank}"
+        words = ["worker"]
+        if self.worker_id is not None:
+            words.append(f"DMLC_WORKER_ID={self.worker_id}")
+        if self.local_size > 1:
+            words.append(f"BYTEPS_LOCAL_RANK={self.local_rank}")
+        return " ".join(words)
+
+    def describe(self, num_worker: int) -> str:
+        """The same with the process: ``worker DMLC_WORKER_ID=1 (pid 4242 on host-a)``."""
+        return f"{self.name(num_worker)} (pid {self.process.pid} on {self.process.host})"
 
 
 @dataclass(frozen=True)
@@ -38,15 +83,17 @@ class Member:
         """Which process it is."""
         return self.register.process
 
+    @property
+    def place(self) -> Place:
+        """Where a worker belongs."""
+        register = self.register
+        return Place(_node_key(self), register.worker_id, register.local_rank, register.local_size, register.process)
+
     def describe(self) -> str:
         """For messages, before there are ranks: ``worker DMLC_WORKER_ID=1 (pid 4242 on host-a)``."""
-        words = [self.register.role.value]
         if self.register.role is Role.WORKER:
-            if self.register.worker_id is not None:
-                words.append(f"DMLC_WORKER_ID={self.register.worker_id}")
-            if self.register.local_size > 1:
-                words.append(f"BYTEPS_LOCAL_RANK={self.register.local_rank}")
-        return " ".join([*words, f"(pid {self.process.pid} on {self.process.host})"])
+            return self.place.describe(self.register.num_worker)
+        return f"{self.register.role} (pid {self.process.pid} on {self.process.host})"
 
 
 @dataclass(frozen=True)
@@ -67,8 +114,7 @@ class Seating:
     server_ranks: dict[bytes, int]
 
 
-_NodeKey: TypeAlias = tuple[str | int, ...]
-_Node: TypeAlias = dict[int, Member]
+Node: TypeAlias = dict[int, Member]
 """The processes of one node by local rank."""
 
 
@@ -80,10 +126,10 @@ class Roster:
     """
 
     def __init__(self, num_worker: int, num_server: int) -> None:
-        self._num_worker = num_worker
-        self._num_server = num_server
+        self.num_worker = num_worker
+        self.num_server = num_server
         self._members: dict[bytes, Member] = {}
-        self._nodes: dict[_NodeKey, _Node] = {}
+        self._nodes: dict[NodeKey, Node] = {}
         self._servers: dict[str, Member] = {}  # by address
 
     def __len__(self) -> int:
@@ -99,6 +145,35 @@ class Roster:
     def find(self, process: ProcessInfo) -> Member | None:
         """The member that runs in ``process``."""
         return next((member for member in self if is_same_process(member.process, process)), None)
+
+    def find_child(self, launch_id: str, local_rank: int) -> Member | None:
+        """The worker that registered from this place of a launch, in whichever process."""
+        if not launch_id:
+            return None
+        wanted = (Role.WORKER, launch_id, local_rank)
+        for member in self:
+            if (member.register.role, member.register.launch_id, member.register.local_rank) == wanted:
+                return member
+        return None
+
+    def is_taken(self, node: NodeKey, local_rank: int) -> bool:
+        """Whether a worker has registered there."""
+        return local_rank in self._nodes.get(node, ())
+
+    @property
+    def nodes(self) -> Mapping[NodeKey, Node]:
+        """The worker processes by node and local rank."""
+        return self._nodes
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether a worker has registered."""
+        return bool(self._nodes)
+
+    @property
+    def servers(self) -> int:
+        """How many servers have registered."""
+        return len(self._servers)
 
     def add(self, member: Member) -> Problem | None:
         """Register ``member``, or tell why it cannot be; a problem leaves the roster as it was."""
@@ -130,22 +205,12 @@ class Roster:
     @property
     def is_complete(self) -> bool:
         """Whether everyone is here."""
-        return self._complete_nodes() == self._num_worker and len(self._servers) == self._num_server
+        return self.complete_nodes == self.num_worker and len(self._servers) == self.num_server
 
-    def counts(self) -> str:
-        """``workers 1/2, servers 2/2``."""
-        workers = f"workers {self._complete_nodes()}/{self._num_worker}"
-        return f"{workers}, servers {len(self._servers)}/{self._num_server}"
-
-    def missing(self) -> str:
-        """Who is waited for: ``1 of 2 workers: missing DMLC_WORKER_ID=1; servers 2/2``."""
-        workers = self._num_worker - self._complete_nodes()
-        servers = self._num_server - len(self._servers)
-        if not workers:
-            return f"{servers} of {self._num_server} servers; workers {self._num_worker}/{self._num_worker}"
-        names = self._missing_names()
-        which = f": missing {_listed(names)}" if names else ""
-        return f"{workers} of {self._num_worker} workers{which}; servers {len(self._servers)}/{self._num_server}"
+    @property
+    def complete_nodes(self) -> int:
+        """How many nodes have all their processes."""
+        return sum(len(node) == any_of(node).register.local_size for node in self._nodes.values())
 
     def seating(self) -> Seating:
         """Ranks for everyone; the roster must be complete."""
@@ -159,29 +224,15 @@ class Roster:
             {member.peer: rank for rank, member in enumerate(servers)},
         )
 
-    def _complete_nodes(self) -> int:
-        return sum(_is_complete(node) for node in self._nodes.values())
-
-    def _missing_names(self) -> list[str]:
-        """The missing ids, where workers have ids at all, and the missing processes of nodes that have begun."""
-        ids = {_any_of(node).register.worker_id for node in self._nodes.values()}
-        names = []
-        if ids and None not in ids:
-            names = [f"DMLC_WORKER_ID={each}" for each in range(self._num_worker) if each not in ids]
-        for node in self._nodes.values():
-            if not _is_complete(node):
-                names.append(_missing_of_node(node))
-        return names
-
     def _disagreement(self, member: Member) -> Problem | None:
         """Settings that must be equal everywhere, and are not."""
         register = member.register
         here = "at the scheduler"
         compared = [
-            ("DMLC_NUM_WORKER", self._num_worker, here, register.num_worker),
-            ("DMLC_NUM_SERVER", self._num_server, here, register.num_server),
+            ("DMLC_NUM_WORKER", self.num_worker, here, register.num_worker),
+            ("DMLC_NUM_SERVER", self.num_server, here, register.num_server),
         ]
-        worker = next((_any_of(node) for node in self._nodes.values()), None)
+        worker = next((any_of(node) for node in self._nodes.values()), None)
         if worker is not None and register.role is Role.WORKER:
             where = f"on {worker.describe()}"
             compared.append(
@@ -208,24 +259,25 @@ class Roster:
         who = member.describe()
         if register.partition_bytes == 0:
             return f"{who} announces BYTEPS_PARTITION_BYTES=0: it must be at least 1"
-        if register.worker_id is not None and register.worker_id >= self._num_worker:
-            return f"{who} must have an id below DMLC_NUM_WORKER={self._num_worker}: machines are counted from 0"
+        if register.worker_id is not None and register.worker_id >= self.num_worker:
+            given = f"DMLC_WORKER_ID={register.worker_id} of {who}"
+            return f"{given} must be below DMLC_NUM_WORKER={self.num_worker}: machines are counted from 0"
         if register.local_rank >= register.local_size:
             size = register.local_size
             return f"BYTEPS_LOCAL_RANK={register.local_rank} of {who} must be below its BYTEPS_LOCAL_SIZE={size}"
         node = self._nodes.get(_node_key(member))
         if node is None:
-            if len(self._nodes) < self._num_worker:
+            if len(self._nodes) < self.num_worker:
                 return None
-            others = _listed([_any_of(each).describe() for each in self._nodes.values()])
-            return f"{who} is one too many for DMLC_NUM_WORKER={self._num_worker}: there are {others}"
+            others = listed((any_of(each).describe() for each in self._nodes.values()), len(self._nodes))
+            return f"{who} is one too many for DMLC_NUM_WORKER={self.num_worker}: there are {others}"
         holder = node.get(register.local_rank)
         if holder is not None:
             return (
                 f"{who} claims the place of {holder.describe()}, which is registered already: "
                 "give every machine a DMLC_WORKER_ID and every process on it a BYTEPS_LOCAL_RANK of its own"
             )
-        other = _any_of(node)
+        other = any_of(node)
         if other.register.local_size != register.local_size:
             return (
                 f"BYTEPS_LOCAL_SIZE is {other.register.local_size} on {other.describe()} and {register.local_size} "
@@ -241,9 +293,9 @@ class Roster:
         holder = self._servers.get(address)
         if holder is not None:
             return f"{who} announces {address}, the address of {holder.describe()}: set another DMLC_PORT"
-        if len(self._servers) >= self._num_server:
-            others = _listed([each.describe() for each in self._servers.values()])
-            return f"{who} is one too many for DMLC_NUM_SERVER={self._num_server}: there are {others}"
+        if len(self._servers) >= self.num_server:
+            others = listed((each.describe() for each in self._servers.values()), len(self._servers))
+            return f"{who} is one too many for DMLC_NUM_SERVER={self.num_server}: there are {others}"
         return None
 
 
@@ -253,44 +305,33 @@ def is_same_process(one: ProcessInfo, other: ProcessInfo) -> bool:
     return (one.host_id, one.pid) == (other.host_id, other.pid) and same_start
 
 
-def _node_key(member: Member) -> _NodeKey:
+def node_key(worker_id: int | None, launch_id: str) -> NodeKey:
+    """The node of a process that has one of the two."""
+    return ("launch", launch_id) if worker_id is None else ("id", worker_id)
+
+
+def _node_key(member: Member) -> NodeKey:
     register, process = member.register, member.process
-    if register.worker_id is not None:
-        return ("id", register.worker_id)
-    if register.launch_id:
-        return ("launch", register.launch_id)
+    if register.worker_id is not None or register.launch_id:
+        return node_key(register.worker_id, register.launch_id)
     if register.local_size == 1:
         return ("process", process.host_id, process.pid, register.incarnation)
     return ("host", process.host_id)
 
 
-def _any_of(node: _Node) -> Member:
+def any_of(node: Node) -> Member:
     """A member that speaks for its node: a node is never empty, and the choice does not depend on arrival."""
     return node[min(node)]
 
 
-def _is_complete(node: _Node) -> bool:
-    return len(node) == _any_of(node).register.local_size
+def listed(names: Iterable[str], count: int) -> str:
+    """The first few of ``count`` names, and how many more there are; no more of them are asked for."""
+    more = count - _SHOWN
+    return ", ".join(islice(names, _SHOWN)) + (f" and {more} more" if more > 0 else "")
 
 
-def _missing_of_node(node: _Node) -> str:
-    """``BYTEPS_LOCAL_RANK=1, 2 of DMLC_WORKER_ID=0``."""
-    register = _any_of(node).register
-    absent = (each for each in range(register.local_size) if each not in node)
-    shown = ", ".join(str(each) for _, each in zip(range(_SHOWN), absent, strict=False))
-    more = register.local_size - len(node) - _SHOWN
-    rest = f" and {more} more" if more > 0 else ""
-    place = register.process.host if register.worker_id is None else f"DMLC_WORKER_ID={register.worker_id}"
-    return f"BYTEPS_LOCAL_RANK={shown}{rest} of {place}"
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _node_order(node: _Node) -> tuple[bool, int, str, str, int, int]:
-    worker_id = _any_of(node).register.worker_id
+def _node_order(node: Node) -> tuple[bool, int, str, str, int, int]:
+    worker_id = any_of(node).register.worker_id
     first = min(
         (each.process.host, each.process.host_id, each.process.pid, each.register.incarnation) for each in node.values()
     )

@@ -29,6 +29,7 @@ __all__ = ["Exchange"]
 _log = logging.getLogger("byteps_py.worker")
 _FIRST_REPORT_SECONDS: Final = 10.0
 _REPORT_SECONDS: Final = 60.0
+_LOOK_SECONDS: Final = 1.0
 _DEFAULT_CREDIT: Final = 4
 _NAMES_IN_MESSAGES: Final = 3
 
@@ -70,7 +71,7 @@ class Exchange:
         self._delivery = Delivery()
         self._operations: dict[int, TensorOperation] = {}
         self._last_id = 0
-        self._report_due = now
+        self._look_due = self._report_due = now
         self._complaints = Complaints(_log)
 
     @property
@@ -108,11 +109,13 @@ class Exchange:
         """Ask again for what is overdue; returns the seconds until the next call is due.
 
         Raises:
-            TransportTimeout: a result has been missing for ``BYTEPS_STALL_TIMEOUT``.
+            TransportTimeout: an operation has made no progress for ``BYTEPS_STALL_TIMEOUT``.
         """
         for key, round_, server in self._delivery.due(now):
             self._endpoint.send(self._servers[server], [encode(self._envelope.header(Opcode.PULL, key, round_))])
-        self._check_stall(now)
+        if now >= self._look_due:
+            self._look_due = now + _LOOK_SECONDS
+            self._check_stall(now)
         deadline = self._delivery.next_deadline()
         return _FIRST_REPORT_SECONDS if deadline is None else max(0.0, deadline - now)
 
@@ -144,14 +147,14 @@ class Exchange:
         elif header.opcode is Opcode.MISSING:
             start = self._pipeline.find(header.key, header.round)
             if start is not None:
-                self._push_all(now, [start])
+                self._push(now, start)
         elif header.opcode is Opcode.REJECT:
             self._rejected(now, header, payload)
         elif header.opcode is Opcode.WAITING:
             start = self._pipeline.find(header.key, header.round)
             if start is not None:
                 missing = {rank for (rank,) in RANK_ENTRY.iter_unpack(payload or b"")}
-                self._operations[start.operation_id].waits_for = missing
+                self._operations[start.operation_id].waits_for[header.key] = missing
                 self._delivery.accepted(header.key, header.round, now)
                 self._push_all(now, self._pipeline.accepted(header.key, header.round))
         else:
@@ -160,26 +163,31 @@ class Exchange:
 
     def _push_all(self, now: float, starts: Sequence[Start]) -> None:
         for start in starts:
-            operation = self._operations[start.operation_id]
-            partition = _partition(operation, start.key)
-            header = self._envelope.header(
-                Opcode.PUSH,
-                start.key,
-                start.round,
-                dtype=operation.tensor.spec.dtype,
-                operation=operation.operation,
-                flags=Flag.WANT_RESULT if operation.staging is not None else Flag.WANT_RESULT | Flag.ABSENT,
-                root=operation.root,
-                step=operation.step,
-                offset=partition.offset,
-                count=partition.count,
-                length=0 if operation.staging is None else partition.count * operation.tensor.spec.dtype.itemsize,
-            )
-            frames: list[Buffer] = [encode(header)]
-            if operation.staging is not None and header.length:
-                frames.append(_slice(operation, operation.staging, partition).data)
-            self._endpoint.send(self._servers[start.server], frames)
-            self._delivery.sent(start.key, start.round, start.server, now)
+            self._push(now, start)
+            self._operations[start.operation_id].progressed = now
+
+    def _push(self, now: float, start: Start) -> None:
+        """Send one contribution, for the first time or again."""
+        operation = self._operations[start.operation_id]
+        partition = _partition(operation, start.key)
+        header = self._envelope.header(
+            Opcode.PUSH,
+            start.key,
+            start.round,
+            dtype=operation.tensor.spec.dtype,
+            operation=operation.operation,
+            flags=Flag.WANT_RESULT if operation.staging is not None else Flag.WANT_RESULT | Flag.ABSENT,
+            root=operation.root,
+            step=operation.step,
+            offset=partition.offset,
+            count=partition.count,
+            length=0 if operation.staging is None else partition.count * operation.tensor.spec.dtype.itemsize,
+        )
+        frames: list[Buffer] = [encode(header)]
+        if operation.staging is not None and header.length:
+            frames.append(_slice(operation, operation.staging, partition).data)
+        self._endpoint.send(self._servers[start.server], frames)
+        self._delivery.sent(start.key, start.round, start.server, now)
 
     def _result(self, now: float, header: Header, payload: memoryview | None) -> list[TensorOperation]:
         """Copy a result out; a second copy of it, after a repeated question, finds nothing to do."""
@@ -202,6 +210,8 @@ class Exchange:
             self._kernels.copy(target, payload, target.nbytes, self._copy_threads)
         else:
             operation.absent = False
+        operation.progressed = now
+        operation.waits_for.pop(header.key, None)
         self._delivery.finished(header.key, header.round)
         completed, starts = self._pipeline.finished(header.key, header.round)
         self._push_all(now, starts)
@@ -234,31 +244,37 @@ class Exchange:
         self._push_all(now, starts)
 
     def _check_stall(self, now: float) -> None:
-        oldest = next(iter(self._operations.values()), None)
-        if oldest is None or now - oldest.submitted < _FIRST_REPORT_SECONDS:
-            return
+        """Speak of operations that make no progress, however well others do, and give up in the end.
+
+        An operation that was not pushed yet waits for others, of the same tensor or the same server, which are spoken
+        of if they are the ones that stand still.
+        """
         limit = self._settings.stall_timeout
-        if limit and now - oldest.submitted > limit:
-            raise TransportTimeout(f"{self._stall_text(now)}; giving up (BYTEPS_STALL_TIMEOUT={limit:g})")
+        mentioned = min(_FIRST_REPORT_SECONDS, limit or _FIRST_REPORT_SECONDS)
+        waits = {
+            identifier: now - each.progressed
+            for identifier, each in self._operations.items()
+            if each.progressed is not None and now - each.progressed >= mentioned
+        }
+        if not waits:
+            self._report_due = now
+            return
+        waited, stalled = max(waits.values()), {identifier: self._operations[identifier] for identifier in waits}
+        if limit and waited >= limit:
+            raise TransportTimeout(f"{self._stall_text(stalled, waited)}; giving up (BYTEPS_STALL_TIMEOUT={limit:g})")
         if now >= self._report_due:
             self._report_due = now + _REPORT_SECONDS
-            _log.warning("%s", self._stall_text(now))
+            _log.warning("%s", self._stall_text(stalled, waited))
 
-    def _stall_text(self, now: float) -> str:
-        stalled = {
-            identifier: each
-            for identifier, each in self._operations.items()
-            if now - each.submitted >= _FIRST_REPORT_SECONDS
-        }
-        first = next(iter(stalled.values()))
+    def _stall_text(self, stalled: Mapping[int, TensorOperation], waited: float) -> str:
         names = ", ".join(repr(each.tensor.spec.name) for each in list(stalled.values())[:_NAMES_IN_MESSAGES])
         more = f" and {len(stalled) - _NAMES_IN_MESSAGES} more" if len(stalled) > _NAMES_IN_MESSAGES else ""
         who = ", ".join(self._waited_for(stalled)) or "an answer"
-        return f"waiting {now - first.submitted:.0f} s for the result of {names}{more}: missing {who}"
+        return f"waiting {waited:.0f} s for the result of {names}{more}: missing {who}"
 
     def _waited_for(self, stalled: Mapping[int, TensorOperation]) -> list[str]:
         """Workers that a server named as missing, then servers that have not even accepted what was pushed."""
-        ranks = set().union(*(each.waits_for for each in stalled.values()))
+        ranks = {rank for each in stalled.values() for missing in each.waits_for.values() for rank in missing}
         participants = self._welcome.participants
         workers = [participants[rank].describe() for rank in sorted(ranks) if rank < len(participants)]
         silent = {

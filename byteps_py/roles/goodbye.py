@@ -23,14 +23,14 @@ class Goodbye:
     Args:
         link: the way to the scheduler.
         now: monotonic seconds, as in :meth:`may_end`.
-        failure: the error that this process dies of; empty to leave in order.
+        failure: what this process dies of, as words that follow its name; empty to leave in order.
         joined: whether the job was complete. If not, the scheduler answers with a refusal, which ends the link.
     """
 
     def __init__(self, link: SchedulerLink, now: float, failure: str, *, joined: bool) -> None:
         self._link = link
         self._joined = joined
-        self._message = Bye(failure if joined else "init() was given up")
+        self._message = Bye(failure if joined else failure or "gave init() up")
         self._seconds = LEAVE_SECONDS if joined else WITHDRAW_SECONDS
         self._deadline = now + self._seconds
         self._repeat_due = now

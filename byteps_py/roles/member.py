@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
+from byteps_py.core.liveness import SUSPECT_AFTER
 from byteps_py.errors import JobAborted, JobRefused, RemoteProtocolError, TransportTimeout
 from byteps_py.roles.process import describe_this_process, is_proven_gone
 from byteps_py.settings import JobSettings, WorkerSettings
@@ -21,6 +22,7 @@ from byteps_py.wire.control import (
     ControlMessage,
     Heartbeat,
     HeartbeatReply,
+    Notice,
     ProcessInfo,
     Refused,
     Register,
@@ -70,8 +72,9 @@ class SchedulerLink:
         self._report_due += _REPORT_INTERVAL
         self._register_due = self._heartbeat_due = now
         self._last_heard: float | None = None
+        self._last_tick = now
         self._scheduler: ProcessInfo | None = None
-        self._welcomed = False
+        self._job: int | None = None
         endpoint.connect(SCHEDULER, address)
         self.tick(now)
 
@@ -96,12 +99,13 @@ class SchedulerLink:
             raise JobAborted(message.reason)
         if isinstance(message, HeartbeatReply):
             self._scheduler = message.scheduler
-        elif isinstance(message, Waiting):
+            return None
+        if isinstance(message, (Waiting, Notice)):
             self._log.warning("%s", message.text)
-        else:
-            self._welcomed = self._welcomed or isinstance(message, Welcome)
-            return message
-        return None
+            return message if isinstance(message, Waiting) and message.barrier else None
+        if isinstance(message, Welcome):
+            self._job = message.job
+        return message
 
     def tick(self, now: float) -> float:
         """Send what is due and check the deadlines; returns the seconds until the next call is due.
@@ -110,14 +114,25 @@ class SchedulerLink:
             TransportTimeout: the scheduler never answered within ``BYTEPS_START_TIMEOUT``.
             JobAborted: the scheduler is gone, or silent for ``BYTEPS_LOST_TIMEOUT``.
         """
-        if not self._welcomed and now >= self._register_due:
+        self._note_pause(now)
+        if self._job is None and now >= self._register_due:
             self._register_due = now + _REGISTER_INTERVAL
             self.send(self._register)
         if now >= self._heartbeat_due:
             self._heartbeat_due = now + HEARTBEAT_INTERVAL
-            self.send(Heartbeat())
+            self.send(Heartbeat(self._job or 0))
             self._check_scheduler(now)
         return self._heartbeat_due - now
+
+    def _note_pause(self, now: float) -> None:
+        """A process that was itself stopped has not listened: that is not held against the scheduler.
+
+        Another thread may have held the interpreter's lock for long, or the whole process was stopped.
+        """
+        pause = now - self._last_tick
+        self._last_tick = now
+        if pause > SUSPECT_AFTER and self._last_heard is not None:
+            self._last_heard = min(now, self._last_heard + pause)
 
     def _check_scheduler(self, now: float) -> None:
         if self._last_heard is None:

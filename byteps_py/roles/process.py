@@ -13,11 +13,13 @@ from typing import NamedTuple
 
 from byteps_py.wire.control import ProcessInfo
 
-__all__ = ["describe_process", "describe_this_process", "is_proven_gone"]
+__all__ = ["describe_process", "describe_this_process", "is_proven_gone", "is_running"]
 
 _PROC = Path("/proc")
 _ENDED_STATES = "ZXx"
 """Zombie, and the two spellings of dead: no instruction of such a process runs any more."""
+_STOPPED_STATES = "Tt"
+"""By a signal, and by a debugger."""
 
 
 class _Stat(NamedTuple):
@@ -70,6 +72,19 @@ def is_proven_gone(info: ProcessInfo, here: ProcessInfo) -> str | None:
     if stat.state in _ENDED_STATES:
         return f"{name} has ended and waits to be reaped"
     return None
+
+
+def is_running(info: ProcessInfo, here: ProcessInfo) -> bool:
+    """Whether the process ``info`` is seen to exist and is not stopped; False where that is not known.
+
+    Args:
+        info: the process in question.
+        here: the calling process, from :func:`describe_this_process`.
+    """
+    if info.host_id != here.host_id or info.pid <= 0 or not info.started:
+        return False
+    stat = _read_stat(info.pid)
+    return stat is not None and stat.started == info.started and stat.state not in _ENDED_STATES + _STOPPED_STATES
 
 
 def _host_id() -> str:

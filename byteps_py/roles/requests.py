@@ -1,7 +1,8 @@
 """Questions of a worker to the scheduler, repeated until they are answered.
 
 The scheduler answers everything, and a repetition is harmless; without an answer, the question or the answer was lost
-with a connection, or a barrier is not complete.  Everything here belongs to the worker's thread.
+with a connection, or a barrier is not complete.  Then the scheduler says now and then who is missing there.
+Everything here belongs to the worker's thread.
 """
 
 from __future__ import annotations
@@ -27,13 +28,17 @@ REPORT_SECONDS: Final = 60.0
 
 @dataclass
 class _Question:
-    """One question: what it is about, since when it is open, and when it is repeated and talked about next."""
+    """One question: what it is about, since when it is open, and when it is repeated and talked about next.
+
+    ``last_word`` is what the scheduler said of it.
+    """
 
     message: Declare | Barrier
     text: str
     since: float
     repeat_due: float
     report_due: float
+    last_word: str = ""
 
 
 class Requests:
@@ -68,8 +73,13 @@ class Requests:
     def reach(self, now: float, number: int, signal: Signal) -> None:
         """Say that this worker is at barrier ``number``; ``signal`` is set when all are."""
         self._signals[number] = signal
-        text = f"at barrier {number} (the scheduler's log names those who are not there)"
-        self._ask(now, ("barrier", number), Barrier(number), text)
+        self._ask(now, ("barrier", number), Barrier(number), f"at barrier {number}")
+
+    def barrier_waits(self, number: int, text: str) -> None:
+        """The scheduler said who is missing at barrier ``number``, which has been shown."""
+        question = self._questions.get(("barrier", number))
+        if question is not None:
+            question.last_word = text
 
     def declared(self, request: int) -> None:
         """An answer to a declaration has been acted on; the question stays if it left a tensor without a word.
@@ -96,11 +106,12 @@ class Requests:
         """
         for question in self._questions.values():
             waited = now - question.since
-            if self._limit and waited > self._limit:
-                raise TransportTimeout(f"waited {waited:.0f} s {question.text}: BYTEPS_STALL_TIMEOUT={self._limit:g}")
-            if now >= question.report_due:
+            text = question.last_word or f"waiting {waited:.0f} s {question.text}"
+            if self._limit and waited >= self._limit:
+                raise TransportTimeout(f"{text}; giving up (BYTEPS_STALL_TIMEOUT={self._limit:g})")
+            if now >= question.report_due and isinstance(question.message, Declare):
                 question.report_due = now + REPORT_SECONDS
-                _log.warning("waiting %.0f s %s", waited, question.text)
+                _log.warning("%s", text)
             if now >= question.repeat_due:
                 question.repeat_due = now + REPEAT_SECONDS
                 self._link.send(question.message)

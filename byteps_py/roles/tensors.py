@@ -101,9 +101,9 @@ class TensorOperation:
     Attributes:
         staging: the contribution's bytes; None if this worker contributes nothing (absent).
         output: the bytes of ``pending.output``.
-        submitted: monotonic seconds.
+        progressed: monotonic seconds of the last push of a new partition, or result; None before the first push.
         absent: whether all results so far were absent.
-        waits_for: ranks that a server named as missing, for messages.
+        waits_for: by key, ranks that a server named as missing, for messages.
     """
 
     __slots__ = (
@@ -112,10 +112,10 @@ class TensorOperation:
         "output",
         "pending",
         "priority",
+        "progressed",
         "root",
         "staging",
         "step",
-        "submitted",
         "tensor",
         "waits_for",
     )
@@ -130,7 +130,6 @@ class TensorOperation:
         priority: int,
         step: int,
         staging: npt.NDArray[np.uint8] | None,
-        submitted: float,
     ) -> None:
         self.tensor = tensor
         self.pending = pending
@@ -140,6 +139,6 @@ class TensorOperation:
         self.step = step
         self.staging = staging
         self.output: npt.NDArray[np.uint8] = pending.output.reshape(-1).view(np.uint8)
-        self.submitted = submitted
+        self.progressed: float | None = None
         self.absent = True
-        self.waits_for: set[int] = set()
+        self.waits_for: dict[int, set[int]] = {}

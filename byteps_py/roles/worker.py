@@ -6,12 +6,13 @@ and everything behind it; it sleeps until a message, a command or the next deadl
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy.typing as npt
 
@@ -21,6 +22,7 @@ from byteps_py.errors import (
     JobAborted,
     NotInitializedError,
     RemoteProtocolError,
+    TransportTimeout,
 )
 from byteps_py.kernels import Kernels
 from byteps_py.roles.envelope import Complaints
@@ -40,12 +42,15 @@ from byteps_py.wire.control import (
     ControlMessage,
     Declared,
     Left,
+    Waiting,
     Welcome,
 )
 
 __all__ = ["Worker"]
 
 _log = logging.getLogger("byteps_py.worker")
+_TELL_SECONDS: Final = 0.5
+"""Between two looks at whether a failure has been heard."""
 
 
 class Worker:
@@ -136,7 +141,6 @@ class Worker:
             priority=priority,
             step=step,
             staging=staging,
-            submitted=time.monotonic(),
         )
         self._post(lambda now: self._submit(now, started))
         return pending
@@ -162,7 +166,8 @@ class Worker:
         """Leave the job and end the thread, within a few seconds whatever the others do.
 
         Args:
-            failure: what this process dies of, which ends the job for all; empty to leave in order.
+            failure: what this process dies of, as words that follow its name: it ends the job for all; empty to
+                leave in order.
 
         Raises:
             JobAborted, TransportTimeout: the job had ended before, or what others wait for could not be delivered.
@@ -202,11 +207,26 @@ class Worker:
             self._work()
         except BytePSError as raised:
             error = raised
+            if isinstance(raised, TransportTimeout):
+                self._tell(f"gave up: {raised}")
         except BaseException as raised:
             _log.exception("the worker thread failed")
             error = JobAborted(f"the worker thread failed: {raised!r}; please report this with the lines above")
+            self._tell(f"failed: {raised!r}")
         finally:
             self._end(error)
+
+    def _tell(self, failure: str) -> None:
+        """Let the others know of the failure, so that all of them end with the same cause."""
+        if self._exchange is None or self._goodbye is not None:
+            return
+        self._goodbye = Goodbye(self._link, time.monotonic(), failure, joined=True)
+        with contextlib.suppress(BytePSError):  # the job has ended: they know
+            while not self._may_end(time.monotonic()):
+                for message in self._endpoint.receive(_TELL_SECONDS):
+                    if message.peer == SCHEDULER:
+                        self._receive_control(time.monotonic(), message.frames)
+        self._goodbye = None
 
     def _work(self) -> None:
         register = worker_registration(self._settings, self._incarnation)
@@ -286,6 +306,9 @@ class Worker:
         elif isinstance(message, BarrierDone):
             assert self._requests is not None
             self._requests.barrier_done(message.number)
+        elif isinstance(message, Waiting):
+            assert self._requests is not None
+            self._requests.barrier_waits(message.barrier, message.text)
         elif isinstance(message, Left):
             assert self._welcome is not None
             if self._goodbye is not None and message.rank == self._welcome.rank:

@@ -6,13 +6,13 @@ whatever the bytes are, :func:`decode_control` gives a valid message or a Remote
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
 from byteps_py.errors import LocalProtocolError, RemoteProtocolError
 from byteps_py.types import Participant, Partition, Role, ServerInfo, TensorSpec, make_key
+from byteps_py.wire.checks import list_problem, local_rank_problem
 from byteps_py.wire.header import MAX_ELEMENTS, PROTOCOL_VERSION
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Barrier",
     "BarrierDone",
     "Bye",
+    "Child",
     "ChildEnded",
     "Conflict",
     "ControlMessage",
@@ -33,10 +34,13 @@ __all__ = [
     "Heartbeat",
     "HeartbeatReply",
     "Left",
+    "Notice",
     "Placement",
     "ProcessInfo",
     "Refused",
     "Register",
+    "Vouch",
+    "Vouched",
     "Waiting",
     "Welcome",
     "decode_control",
@@ -109,8 +113,22 @@ class Refused(_Message, frozen=True, tag="refused"):
     reason: Text
 
 
-class Waiting(_Message, frozen=True, tag="waiting"):
-    """Sent every few seconds before the job is complete: who is missing."""
+class Waiting(_Message, frozen=True, tag="waiting", omit_defaults=True):
+    """Who is missing, said now and then: to everyone before the job is complete, later to the workers at a barrier.
+
+    ``barrier`` is the number of that barrier, 0 before the job is complete.
+    """
+
+    text: Text
+    barrier: Natural = 0
+
+
+class Notice(_Message, frozen=True, tag="notice"):
+    """What users should know although the job goes on.
+
+    A member says what has happened to it, as words that follow its name; the scheduler passes that on to the workers
+    as a sentence.
+    """
 
     text: Text
 
@@ -169,8 +187,10 @@ class BarrierDone(_Message, frozen=True, tag="barrier-done"):
     number: Positive
 
 
-class Heartbeat(_Message, frozen=True, tag="heartbeat"):
-    """A sign of life to the scheduler."""
+class Heartbeat(_Message, frozen=True, tag="heartbeat", omit_defaults=True):
+    """A sign of life to the scheduler; ``job`` is the nonce of the Welcome, 0 before that."""
+
+    job: Unsigned64 = 0
 
 
 class HeartbeatReply(_Message, frozen=True, tag="heartbeat-reply"):
@@ -180,7 +200,10 @@ class HeartbeatReply(_Message, frozen=True, tag="heartbeat-reply"):
 
 
 class Bye(_Message, frozen=True, tag="bye", omit_defaults=True):
-    """A worker leaves: in order, or, with a ``reason``, because it dies of an error. Repeating it is harmless."""
+    """A member leaves: a worker in order, or anyone because it dies. Repeating it is harmless.
+
+    ``reason`` is what it dies of, as words that follow its name (``failed: ValueError: ...``); empty: in order.
+    """
 
     reason: Text = ""
 
@@ -192,11 +215,45 @@ class Left(_Message, frozen=True, tag="left"):
 
 
 class ChildEnded(_Message, frozen=True, tag="child-ended"):
-    """A launcher reaped a process of this job: the proof that it is gone. ``status`` is -N for signal N."""
+    """A process that a launcher started has ended: the proof that it is gone. ``status`` is -N for signal N.
+
+    The process may be a shell that started the worker proper, so a worker's place in the launch is told too:
+    ``local_rank`` is None for other roles.
+    """
 
     job_id: Text
     process: ProcessInfo
     status: int
+    launch_id: Text = ""
+    worker_id: Natural | None = None
+    local_rank: Natural | None = None
+    local_size: Positive = 1
+
+
+class Child(msgspec.Struct, frozen=True, array_like=True):
+    """A live worker process of a launch."""
+
+    local_rank: Natural
+    process: ProcessInfo
+
+
+class Vouch(_Message, frozen=True, tag="vouch"):
+    """A launcher says that these workers live, whether they have called ``init()`` yet or not.
+
+    Repeated, until the answer (:class:`Vouched`) lists nobody.
+    """
+
+    job_id: Text
+    launch_id: Text
+    worker_id: Natural | None
+    local_size: Positive
+    children: tuple[Child, ...]
+
+
+class Vouched(_Message, frozen=True, tag="vouched"):
+    """The answer to a Vouch: the local ranks among those named that have not joined; none when nothing waits."""
+
+    missing: tuple[Natural, ...]
 
 
 class Abort(_Message, frozen=True, tag="abort"):
@@ -213,6 +270,7 @@ ControlMessage: TypeAlias = (
     Register
     | Refused
     | Waiting
+    | Notice
     | Welcome
     | Declare
     | Declared
@@ -224,6 +282,8 @@ ControlMessage: TypeAlias = (
     | Bye
     | Left
     | ChildEnded
+    | Vouch
+    | Vouched
     | Abort
     | Finished
 )
@@ -294,7 +354,7 @@ def _readable(message: ControlMessage) -> ControlMessage:
     """A text for people must not fail to arrive because it is long or quotes bytes that are no UTF-8."""
     if isinstance(message, (Refused, Abort, Bye)):
         return msgspec.structs.replace(message, reason=_cut(message.reason))
-    if isinstance(message, (Waiting, Conflict)):
+    if isinstance(message, (Waiting, Notice, Conflict)):
         return msgspec.structs.replace(message, text=_cut(message.text))
     return message
 
@@ -311,7 +371,9 @@ def _problem(message: ControlMessage) -> str | None:
     if isinstance(message, Declared):
         return next((problem for each in message.placements if (problem := _placement_problem(each))), None)
     if isinstance(message, Welcome):
-        return _list_problem("participant", message.participants) or _list_problem("server", message.servers)
+        return list_problem("participant", message.participants) or list_problem("server", message.servers)
+    if isinstance(message, Vouch):
+        return local_rank_problem(message.local_size, [child.local_rank for child in message.children])
     return None
 
 
@@ -327,14 +389,3 @@ def _placement_problem(placement: Placement) -> str | None:
             return f"partition {index} of tensor {placement.name!r} cannot be {each}"
         offset += each.count
     return None if offset <= MAX_ELEMENTS else f"tensor {placement.name!r} has {offset} elements"
-
-
-def _list_problem(what: str, members: Sequence[Participant | ServerInfo]) -> str | None:
-    """Whoever is in a list has its place there as rank, and no number that cannot be."""
-    for index, each in enumerate(members):
-        numbers = [value for value in msgspec.structs.astuple(each) if isinstance(value, int)]
-        if each.rank != index or min(numbers) < 0 or max(numbers) >= 1 << 64:
-            return f"{what} {index} cannot be {each}"
-        if isinstance(each, Participant) and each.local_size < 1:
-            return f"{what} {index} is one of {each.local_size} processes of its machine"
-    return None

@@ -96,6 +96,14 @@ def welcomes(draw: st.DrawFn) -> control.Welcome:
     return control.Welcome(draw(u64), draw(natural), draw(natural), participants, servers)
 
 
+@st.composite
+def vouches(draw: st.DrawFn) -> control.Vouch:
+    ranks = draw(st.lists(natural.filter(lambda rank: rank < 2**31 - 1), max_size=3, unique=True))
+    local_size = draw(st.integers(max(ranks, default=0) + 1, 2**31 - 1))
+    children = tuple(control.Child(rank, draw(processes)) for rank in ranks)
+    return control.Vouch(draw(text), draw(text), draw(st.none() | natural), local_size, children)
+
+
 messages: st.SearchStrategy[Any] = st.one_of(
     st.builds(
         control.Register,
@@ -114,7 +122,8 @@ messages: st.SearchStrategy[Any] = st.one_of(
         partition_bytes=natural,
     ),
     st.builds(control.Refused, reason=text),
-    st.builds(control.Waiting, text=text),
+    st.builds(control.Waiting, text=text, barrier=natural),
+    st.builds(control.Notice, text=text),
     welcomes(),
     st.builds(control.Declare, request=natural, tensors=st.lists(specs, max_size=3).map(tuple)),
     st.builds(control.Declared, request=natural, placements=st.lists(placements(), max_size=3).map(tuple)),
@@ -123,9 +132,22 @@ messages: st.SearchStrategy[Any] = st.one_of(
     st.builds(control.BarrierDone, number=positive),
     st.builds(control.HeartbeatReply, scheduler=processes),
     st.builds(control.Left, rank=natural),
-    st.builds(control.ChildEnded, job_id=text, process=processes, status=st.integers(-64, 255)),
+    st.builds(
+        control.ChildEnded,
+        job_id=text,
+        process=processes,
+        status=st.integers(-64, 255),
+        launch_id=text,
+        worker_id=st.none() | natural,
+        local_rank=st.none() | natural,
+        local_size=positive,
+    ),
+    vouches(),
+    st.builds(control.Vouched, missing=st.lists(natural, max_size=3).map(tuple)),
     st.builds(control.Abort, reason=text),
-    st.sampled_from([control.Heartbeat(), control.Bye(), control.Finished()]),
+    st.builds(control.Heartbeat, job=u64),
+    st.builds(control.Bye, reason=text),
+    st.just(control.Finished()),
 )
 
 mutations = st.tuples(st.integers(0, 10**6), st.integers(1, 255))

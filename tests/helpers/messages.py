@@ -139,6 +139,7 @@ CONTROL: dict[str, ControlMessage] = {
     ),
     "refused": control.Refused(reason="another job"),
     "waiting": control.Waiting(text="waiting 10 s for 1 of 2 workers"),
+    "notice": control.Notice(text="was told to end (SIGTERM)"),
     "welcome": control.Welcome(
         job=JOB,
         epoch=0,
@@ -163,11 +164,17 @@ CONTROL: dict[str, ControlMessage] = {
     "conflict": control.Conflict(name="w", text="tensor 'w' is float32 (3,) on worker 0 but int8 (3,) on worker 1"),
     "barrier": control.Barrier(number=300),
     "barrier-done": control.BarrierDone(number=300),
-    "heartbeat": control.Heartbeat(),
+    "heartbeat": control.Heartbeat(job=JOB),
     "heartbeat-reply": control.HeartbeatReply(scheduler=PROCESS),
     "bye": control.Bye(),
     "left": control.Left(rank=1),
-    "child-ended": control.ChildEnded(job_id="digits", process=PROCESS, status=-9),
+    "child-ended": control.ChildEnded(
+        job_id="digits", process=PROCESS, status=-9, launch_id="a1b2", worker_id=1, local_rank=0, local_size=2
+    ),
+    "vouch": control.Vouch(
+        job_id="digits", launch_id="a1b2", worker_id=None, local_size=2, children=(control.Child(1, PROCESS),)
+    ),
+    "vouched": control.Vouched(missing=(0, 300)),
     "abort": control.Abort(reason="worker 1 (pid 17 on node-b) was lost"),
     "finished": control.Finished(),
 }

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from byteps_py.core.actions import Log, Send
 from byteps_py.core.gathering import Gathering
+from byteps_py.core.launches import Launches
 from byteps_py.core.roster import Member, Roster
-from byteps_py.wire.control import Waiting
+from byteps_py.core.strangers import Strangers
+from byteps_py.wire.control import Child, ProcessInfo, Vouch, Waiting
 from tests.helpers.registrations import process, server, worker
 
 
@@ -14,11 +16,17 @@ class Waiters:
 
     def __init__(self, start_timeout: float = 120.0) -> None:
         self.roster = Roster(2, 1)
-        self.gathering = Gathering(self.roster, start_timeout)
+        strangers = Strangers("job", 1, ProcessInfo("host-s", "boot-of-host-s", 1, 1))
+        self.launches = Launches(self.roster, strangers, lost_timeout=30.0)
+        self.gathering = Gathering(self.roster, self.launches, start_timeout)
 
     def join(self, now: float, member: Member) -> list[object]:
         assert self.roster.add(member) is None
         return list(self.gathering.joined(now, member))
+
+    def vouch(self, now: float) -> None:
+        """The launcher on host-b vouches for its worker."""
+        self.launches.vouch(now, b"l", Vouch("job", "x", 1, 1, (Child(0, process(7, "host-b")),)))
 
     def leave(self, peer: bytes) -> None:
         self.roster.remove(peer)
@@ -60,24 +68,16 @@ class TestRemind:
         text = "waiting 10 s for 1 of 2 workers: missing DMLC_WORKER_ID=1; servers 1/1"
         assert found[35] == [Log("warning", text), Send(b"w1", Waiting(text)), Send(b"s9", Waiting(text))]
 
-    def test_processes_that_ended_early_are_counted_once(self) -> None:
+    def test_a_worker_that_is_known_to_live_is_named(self) -> None:
         waiters = Waiters()
-        waiters.join(0.0, worker(1))
-        waiters.gathering.ended(process(7))
-        waiters.gathering.ended(process(7))
-        waiters.gathering.ended(process(8))
+        waiters.join(0.0, worker(1, worker_id=0))
+        waiters.vouch(1.0)
         (log, _) = waiters.gathering.remind(10.0)
         assert isinstance(log, Log)
-        assert log.text.endswith("; processes that ended with status 0 before they joined: 2")
-
-    def test_counting_has_an_end(self) -> None:
-        waiters = Waiters()
-        for pid in range(5000):
-            waiters.gathering.ended(process(pid))
-        waiters.gathering.remind(0.0)
-        (log,) = waiters.gathering.remind(10.0)
-        assert isinstance(log, Log)
-        assert log.text.endswith(": 1000")
+        assert log.text == (
+            "waiting 10 s for 1 of 2 workers: missing DMLC_WORKER_ID=1; servers 0/1; "
+            "worker DMLC_WORKER_ID=1 runs on host-b (pid 7) but has not called init() yet"
+        )
 
 
 class TestFailure:
@@ -113,3 +113,28 @@ class TestFailure:
         waiters.join(100.0, worker(2))
         waiters.leave(b"w1")
         assert waiters.gathering.failure(120.0) is not None
+
+    def test_no_limit(self) -> None:
+        waiters = Waiters(start_timeout=0)
+        waiters.join(0.0, worker(1))
+        assert waiters.gathering.failure(1e9) is None
+
+    def test_whoever_is_known_to_live_is_not_given_up(self) -> None:
+        waiters = Waiters(start_timeout=120)
+        waiters.join(0.0, worker(1, worker_id=0))
+        waiters.join(0.0, server(9))
+        for now in range(1000):
+            waiters.vouch(float(now))
+            assert waiters.gathering.failure(float(now)) is None
+        assert waiters.gathering.failure(1028.0) is None
+        failure = waiters.gathering.failure(1029.0)
+        assert failure is not None
+        assert "1 of 2 workers: missing DMLC_WORKER_ID=1; servers 1/1; gave up" in failure
+
+    def test_others_are(self) -> None:
+        waiters = Waiters(start_timeout=120)
+        waiters.join(0.0, worker(1, worker_id=0))
+        waiters.vouch(119.0)
+        failure = waiters.gathering.failure(120.0)
+        assert failure is not None
+        assert "servers 0/1; worker DMLC_WORKER_ID=1 runs on host-b (pid 7) but" in failure

@@ -57,5 +57,5 @@ def test_whoever_dies_of_an_error_says_so_at_once_and_goes_in_any_case() -> None
 def test_before_the_job_is_complete_the_place_is_given_back() -> None:
     leaving, sent = goodbye(joined=False)
     assert not leaving.may_end(10.0, "")
-    assert sent == [Bye("init() was given up")]
+    assert sent == [Bye("gave init() up")]
     assert leaving.may_end(10.0 + WITHDRAW_SECONDS, "")

@@ -6,7 +6,7 @@ from byteps_py.core.actions import Action, Log, Send
 from byteps_py.core.job import EPOCH, Job
 from byteps_py.core.roster import Roster
 from byteps_py.types import DType, TensorSpec
-from byteps_py.wire.control import BarrierDone, Conflict, Declare, Declared, Welcome
+from byteps_py.wire.control import BarrierDone, Conflict, Declare, Declared, Notice, Waiting, Welcome
 from tests.helpers.registrations import server, worker
 
 NONCE = 2**64 - 5
@@ -137,9 +137,10 @@ class TestBarrier:
         running.barrier(100.0, b"w2", 1)
         assert running.remind(109.0) == []
         text = "waiting 10 s at barrier 1 for worker 0 (pid 1 on host-a), worker 2 (pid 3 on host-a)"
-        assert running.remind(110.0) == [Log("warning", text)]
+        assert running.remind(110.0) == [Log("warning", text), Send(b"w2", Waiting(text, 1))]
         running.barrier(112.0, b"w1", 1)
-        (log,) = running.remind(120.0)
+        (log, *told) = running.remind(120.0)
+        assert _kinds(told) == [(b"w1", Waiting), (b"w2", Waiting)]
         assert isinstance(log, Log)
         assert log.text == "waiting 20 s at barrier 1 for worker 2 (pid 3 on host-a)"
         running.barrier(121.0, b"w3", 1)
@@ -148,10 +149,19 @@ class TestBarrier:
     def test_a_long_list_of_missing_workers_is_cut(self) -> None:
         running = job(20)
         running.barrier(0.0, b"w1", 1)
-        (log,) = running.remind(10.0)
+        (log, _) = running.remind(10.0)
         assert isinstance(log, Log)
         assert log.text.count("worker") == 8
         assert log.text.endswith(" and 11 more")
+
+
+def test_an_announcement_reaches_the_workers_that_are_there() -> None:
+    running = job()
+    running.left.add(b"w1")
+    assert running.announce("server 0 was told to end") == [
+        Log("warning", "server 0 was told to end"),
+        Send(b"w2", Notice("server 0 was told to end")),
+    ]
 
 
 def test_done_when_every_worker_has_left() -> None:

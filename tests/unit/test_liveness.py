@@ -73,6 +73,33 @@ class TestLiveness:
         assert liveness.check(100.0) == []
         assert liveness.check(105.0) == [Silence(b"a", 5.0, lost=False)]
 
+    def test_a_process_that_runs_is_not_lost_but_named_every_minute(self) -> None:
+        liveness = Liveness(lost_timeout=30)
+        liveness.seen(b"a", 0.0)
+        found = {now: liveness.check(float(now), {b"a"}) for now in range(200)}
+        spoken = {now: result for now, result in found.items() if result}
+        assert list(spoken) == [5, 30, 90, 150]
+        assert spoken[30] == [Silence(b"a", 30.0, runs=True)]
+        assert liveness.check(200.0) == [Silence(b"a", 200.0, lost=True)]
+
+    def test_who_is_silent(self) -> None:
+        liveness = Liveness(lost_timeout=30)
+        liveness.seen(b"a", 0.0)
+        liveness.seen(b"b", 2.0)
+        assert liveness.silent(4.0) == set()
+        assert liveness.silent(5.0) == {b"a"}
+        short = Liveness(lost_timeout=2)
+        short.seen(b"a", 0.0)
+        assert short.silent(2.0) == {b"a"}
+        assert short.check(2.0, {b"a"}) == []
+
+    def test_a_doubt_shortens_the_wait(self) -> None:
+        liveness = Liveness(lost_timeout=30)
+        liveness.seen(b"a", 0.0)
+        liveness.doubt(b"a")
+        assert liveness.check(4.0) == []
+        assert liveness.check(5.0) == [Silence(b"a", 5.0, lost=True)]
+
     def test_a_process_is_named_within_five_seconds(self) -> None:
         assert SUSPECT_AFTER <= 5.0
 

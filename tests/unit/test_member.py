@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import subprocess
 import sys
@@ -13,13 +14,14 @@ from byteps_py.errors import JobAborted, JobRefused, RemoteProtocolError, Transp
 from byteps_py.roles.member import SCHEDULER, SchedulerLink, package_version, worker_identity
 from byteps_py.roles.process import describe_this_process
 from byteps_py.settings import JobSettings
-from byteps_py.transport.loopback import LoopbackNetwork
+from byteps_py.transport.loopback import LoopbackEndpoint, LoopbackNetwork
 from byteps_py.types import Role
 from byteps_py.wire.control import (
     Abort,
     ControlMessage,
     Heartbeat,
     HeartbeatReply,
+    Notice,
     ProcessInfo,
     Refused,
     Register,
@@ -47,13 +49,13 @@ WELCOME = Welcome(job=1, epoch=1, rank=0, participants=(), servers=())
 class Pair:
     """A link and the endpoint that stands for its scheduler."""
 
-    def __init__(self) -> None:
+    def __init__(self, **changed: float) -> None:
         network = LoopbackNetwork()
         self.scheduler = network.endpoint(b"s")
         self.scheduler.listen("tcp://127.0.0.1:9")
-        self.link = SchedulerLink(
-            network.endpoint(b"m"), SETTINGS, REGISTER, logging.getLogger("byteps_py.test"), 100.0
-        )
+        settings = dataclasses.replace(SETTINGS, **changed)  # type: ignore[arg-type]
+        log = logging.getLogger("byteps_py.test")
+        self.link = SchedulerLink(network.endpoint(b"m"), settings, REGISTER, log, 100.0)
 
     def sent(self) -> list[ControlMessage]:
         return [decode_control(each.frames[0]) for each in self.scheduler.receive(0)]
@@ -73,7 +75,7 @@ def test_it_registers_and_sends_heartbeats_at_once_and_then_in_time() -> None:
     assert pair.sent() == [REGISTER, Heartbeat()]
     assert pair.answer(105.1, WELCOME) == WELCOME
     pair.link.tick(110.0)
-    assert pair.sent() == [Heartbeat()]
+    assert pair.sent() == [Heartbeat(1)], "the number of the run, from the Welcome"
 
 
 def test_refusal_and_abort_become_exceptions() -> None:
@@ -106,12 +108,59 @@ def test_no_scheduler_is_said_every_ten_seconds_and_ends_in_time(caplog: pytest.
         pair.link.tick(161)
 
 
+def test_what_is_known_about_the_silence_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = Pair()
+    monkeypatch.setattr(LoopbackEndpoint, "diagnose", lambda self, peer: f"{peer.decode()} is not there")
+    pair.link.tick(110)
+    assert caplog.messages == ["waiting 10 s for the scheduler at 127.0.0.1:9: scheduler is not there"]
+    with pytest.raises(TransportTimeout) as caught:
+        pair.link.tick(161)
+    assert str(caught.value) == (
+        "no scheduler answered at 127.0.0.1:9 within 61 s (BYTEPS_START_TIMEOUT): scheduler is not there: check that "
+        "it runs, that DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT are the same everywhere, and the firewall"
+    )
+
+
 def test_a_silent_scheduler_is_lost_after_the_timeout() -> None:
     pair = Pair()
     pair.answer(100, WELCOME)
-    pair.link.tick(120)
+    for now in range(100, 121):
+        pair.link.tick(now)
     with pytest.raises(JobAborted, match=r"no sign of life for 21 s \(BYTEPS_LOST_TIMEOUT\)"):
         pair.link.tick(121)
+
+
+def test_a_process_that_did_not_listen_blames_nobody() -> None:
+    """Another thread held the interpreter's lock for a minute; the scheduler's answers are still in the socket."""
+    pair = Pair()
+    pair.answer(100, WELCOME)
+    pair.link.tick(110)
+    pair.link.tick(170)
+    for now in range(171, 191):
+        pair.link.tick(now)
+    with pytest.raises(JobAborted, match="no sign of life for 21 s"):
+        pair.link.tick(191)
+
+
+def test_no_limit_for_the_start() -> None:
+    pair = Pair(start_timeout=0)
+    for now in range(100, 10_000, 100):
+        pair.link.tick(now)
+
+
+def test_what_the_role_learns_of_a_barrier(caplog: pytest.LogCaptureFixture) -> None:
+    pair = Pair()
+    with caplog.at_level("WARNING", "byteps_py.test"):
+        assert pair.answer(100, Waiting("waiting 10 s for 1 of 2 workers")) is None
+        assert pair.answer(100, Notice("server 0 was told to end")) is None
+        assert pair.answer(100, Waiting("waiting 10 s at barrier 3", 3)) == Waiting("waiting 10 s at barrier 3", 3)
+    assert [record.getMessage() for record in caplog.records] == [
+        "waiting 10 s for 1 of 2 workers",
+        "server 0 was told to end",
+        "waiting 10 s at barrier 3",
+    ]
 
 
 def test_a_scheduler_on_this_host_is_lost_as_soon_as_it_is_dead() -> None:

@@ -18,6 +18,7 @@ from byteps_py.wire.control import (
     Barrier,
     BarrierDone,
     Bye,
+    Child,
     ChildEnded,
     Conflict,
     ControlMessage,
@@ -27,8 +28,11 @@ from byteps_py.wire.control import (
     Heartbeat,
     HeartbeatReply,
     Left,
+    Notice,
     ProcessInfo,
     Refused,
+    Vouch,
+    Vouched,
     Waiting,
     Welcome,
     decode_control,
@@ -232,7 +236,7 @@ class TestGathering:
         register(scheduler, WORKERS[0])
         texts = {now: logged(scheduler.tick(float(now))) for now in range(31)}
         assert "has not been heard from for 5 s" in texts[5][0]
-        assert "not heard from for 30 s (BYTEPS_LOST_TIMEOUT=30)" in texts[30][0]
+        assert "it has not been heard from for 30 s (BYTEPS_LOST_TIMEOUT=30)" in texts[30][0]
         assert scheduler.members() == []
 
     def test_leaving_before_the_start(self) -> None:
@@ -331,7 +335,7 @@ class TestLeaving:
 
     def test_a_worker_that_dies_of_an_error_ends_the_job(self) -> None:
         scheduler = running()
-        assert stops(scheduler.receive(1.0, b"w1", Bye("ValueError: x"))) == []
+        assert stops(scheduler.receive(1.0, b"w1", Bye("failed: ValueError: x"))) == []
         (stop,) = stops(scheduler.tick(2.0))
         assert stop.status == 1
         assert "worker 0" in stop.reason
@@ -391,7 +395,24 @@ class TestLoss:
         found = self._silence_of(scheduler, b"w2", 30)
         assert list(found) == [5, 30]
         assert found[5] == [Log("warning", f"{NAMES[b'w2']} has not been heard from for 5 s; the job goes on")]
-        assert_aborted(found[30], list(NAMES), f"{NAMES[b'w2']} is lost: not heard from for 30 s")
+        assert_aborted(found[30], list(NAMES), f"{NAMES[b'w2']} is lost: it has not been heard from for 30 s")
+
+    def test_a_process_that_is_seen_to_run_is_not_lost(self) -> None:
+        scheduler = running()
+        found = {}
+        for now in range(100):
+            for peer in (b"w1", b"s9"):
+                scheduler.receive(now, peer, Heartbeat())
+            silent = scheduler.silent(float(now))
+            assert silent == ([(b"w2", WORKERS[1].process)] if now >= 5 else [])
+            found[now] = scheduler.tick(float(now), {peer for peer, _ in silent})
+        spoken = {now: logged(actions) for now, actions in found.items() if actions}
+        assert list(spoken) == [5, 30, 90]
+        assert spoken[30] == [
+            f"{NAMES[b'w2']} has not been heard from for 30 s, but its process runs (is it in a long call that holds "
+            "the GIL?); the job goes on"
+        ]
+        assert scheduler.state is State.RUNNING
 
     def test_a_silence_that_ends(self) -> None:
         scheduler = running()
@@ -444,10 +465,35 @@ class TestChildEnded:
         scheduler = membership()
         register(scheduler, WORKERS[0])
         actions = scheduler.receive(1.0, b"launcher", ended(process(3), 0))
-        assert logged(actions) == ["process 3 on host-a ended with status 0 before it joined the job"]
+        text = "process 3 on host-a ended with status 0 before it joined the job"
+        assert logged(actions) == [text]
         assert scheduler.state is State.GATHERING
-        (text,) = [text for now in range(2, 11) for text in logged(scheduler.tick(float(now))) if "waiting" in text]
-        assert text.endswith("; processes that ended with status 0 before they joined: 1")
+        assert_aborted(scheduler.tick(1.0), [b"w1"], text)
+
+    def test_all_workers_without_an_error_and_without_joining(self) -> None:
+        scheduler = membership()
+        register(scheduler, SERVER)
+        children = [ChildEnded("job", process(pid), 0, "x", pid, 0) for pid in (0, 1)]
+        assert stops(scheduler.receive(1.0, b"launcher", children[0])) == []
+        actions = scheduler.receive(2.0, b"launcher", children[1])
+        text = "every worker has ended with status 0 and none of them ever called init(): there is nothing to do"
+        assert logged(actions) == [text]
+        assert told(actions, Finished) == [b"s9"]
+        assert stops(actions) == [Stop(0, text)]
+
+    def test_a_shell_that_ends_before_the_worker_that_it_started(self) -> None:
+        scheduler = membership()
+        register(scheduler, worker(1, "host-a", worker_id=0, launch_id="x"))
+        for member in (WORKERS[1], SERVER):
+            register(scheduler, member)
+        actions = scheduler.receive(1.0, b"launcher", ChildEnded("job", process(50), 0, "x", 0, 0))
+        assert stops(actions) == []
+        for now in range(1, 6):
+            for peer in (b"w2", b"s9"):
+                scheduler.receive(now, peer, Heartbeat())
+            actions = scheduler.tick(float(now))
+        how = "the command that started it, process 50 on host-a, ended with status 0"
+        assert_aborted(actions, list(NAMES), f"{NAMES[b'w1']} is lost: it has not been heard from for 5 s ({how})")
 
     def test_registered_and_not_complete(self) -> None:
         scheduler = membership()
@@ -474,7 +520,7 @@ class TestChildEnded:
         assert told(scheduler.receive(2.0, b"launcher", ended(WORKERS[0].process, 0)), Abort) == []
         assert scheduler.state is State.RUNNING
 
-    @pytest.mark.parametrize(("reason", "word"), [("", "status 5"), ("ValueError: x", "failed: ValueError: x")])
+    @pytest.mark.parametrize(("reason", "word"), [("", "failed: its process"), ("was terminated", "was terminated")])
     def test_a_bad_end_after_a_goodbye_is_a_failure(self, reason: str, word: str) -> None:
         scheduler = running()
         scheduler.receive(1.0, b"w1", Bye(reason))
@@ -514,6 +560,114 @@ class TestChildEnded:
     def test_a_report_is_answered(self, message: ChildEnded) -> None:
         for scheduler in (membership(), running()):
             assert scheduler.receive(1.0, b"launcher", message)[0] == Send(b"launcher", HeartbeatReply(HERE))
+
+
+class TestVouching:
+    """A launcher says which of its workers live; it is no member itself."""
+
+    VOUCH = Vouch("job", "x", 1, 1, (Child(0, process(2, "host-b")),))
+
+    def test_until_they_have_joined(self) -> None:
+        scheduler = membership()
+        assert scheduler.receive(0.0, b"launcher", self.VOUCH) == [Send(b"launcher", Vouched((0,)))]
+        register(scheduler, WORKERS[1])
+        assert scheduler.receive(1.0, b"launcher", self.VOUCH) == [Send(b"launcher", Vouched(()))]
+
+    def test_a_worker_that_takes_long_is_waited_for(self) -> None:
+        scheduler = membership(start_timeout=20.0)
+        register(scheduler, WORKERS[0])
+        register(scheduler, SERVER)
+        texts = []
+        for now in range(200):
+            for peer in (b"w1", b"s9"):
+                scheduler.receive(now, peer, Heartbeat())
+            scheduler.receive(now, b"launcher", self.VOUCH)
+            texts += logged(scheduler.tick(float(now)))
+        assert len(texts) == 19
+        assert texts[-1].endswith("; worker DMLC_WORKER_ID=1 runs on host-b (pid 2) but has not called init() yet")
+        assert told(register(scheduler, WORKERS[1], 200.0), Welcome) == [b"w1", b"s9", b"w2"]
+
+    def test_a_complete_job_waits_for_nobody(self) -> None:
+        assert running().receive(0.0, b"launcher", self.VOUCH) == [Send(b"launcher", Vouched(()))]
+
+    def test_the_launcher_hears_the_end(self) -> None:
+        scheduler = membership()
+        register(scheduler, WORKERS[0])
+        scheduler.receive(0.0, b"launcher", self.VOUCH)
+        assert told(scheduler.abort("reason"), Abort) == [b"w1", b"launcher"]
+        assert scheduler.receive(1.0, b"launcher", self.VOUCH) == [Send(b"launcher", Abort("reason"))]
+
+    def test_not_if_the_job_was_complete(self) -> None:
+        scheduler = membership()
+        scheduler.receive(0.0, b"launcher", self.VOUCH)
+        for member in (*WORKERS, SERVER):
+            register(scheduler, member)
+        assert sorted(told(scheduler.abort("reason"), Abort)) == sorted(NAMES)
+
+    def test_of_another_job(self) -> None:
+        vouch = msgspec.structs.replace(self.VOUCH, job_id="other")
+        ((_, message),) = sent(membership().receive(0.0, b"launcher", vouch))
+        assert isinstance(message, Refused)
+        assert message.reason.startswith("this launch of workers belongs to job 'other', this scheduler to job 'job'")
+
+
+class TestToldToEnd:
+    """SIGTERM to the scheduler, or to a server."""
+
+    REASON = "the scheduler (pid 1 on host-s) was told to end (SIGTERM)"
+
+    def test_the_workers_have_time_to_leave(self) -> None:
+        scheduler = running()
+        text = f"{self.REASON}: the job goes on until its workers have left, for 20 s at most (BYTEPS_GRACE_PERIOD)"
+        assert scheduler.told_to_end(1.0, self.REASON, 20.0) == [
+            Log("warning", text),
+            Send(b"w1", Notice(text)),
+            Send(b"w2", Notice(text)),
+        ]
+        for peer in (b"w1", b"w2"):
+            actions = scheduler.receive(2.0, peer, Bye())
+        assert [stop.status for stop in stops(actions)] == [0]
+        assert scheduler.tick(21.0) == []
+
+    def test_but_no_more_than_the_grace_period(self) -> None:
+        scheduler = running()
+        scheduler.told_to_end(1.0, self.REASON, 3.0)
+        assert scheduler.tick(3.9) == []
+        assert_aborted(scheduler.tick(4.0), list(NAMES), self.REASON)
+
+    def test_without_a_grace_period(self) -> None:
+        assert_aborted(running().told_to_end(1.0, self.REASON, 0.0), list(NAMES), self.REASON)
+
+    def test_before_the_job_is_complete(self) -> None:
+        scheduler = membership()
+        register(scheduler, WORKERS[0])
+        assert_aborted(scheduler.told_to_end(1.0, self.REASON, 20.0), [b"w1"], self.REASON)
+
+    def test_before_any_worker_came_it_is_no_failure(self) -> None:
+        scheduler = membership()
+        register(scheduler, SERVER)
+        actions = scheduler.told_to_end(1.0, self.REASON, 20.0)
+        assert sent(actions) == [(b"s9", Finished())]
+        assert [stop.status for stop in stops(actions)] == [0]
+
+    def test_after_the_end(self) -> None:
+        scheduler = running()
+        scheduler.abort("reason")
+        assert scheduler.told_to_end(1.0, self.REASON, 20.0) == []
+
+    def test_a_server_is_told_to_end(self) -> None:
+        scheduler = running()
+        text = f"{NAMES[b's9']} was told to end (SIGTERM)"
+        actions = scheduler.receive(1.0, b"s9", Notice("was told to end (SIGTERM)"))
+        assert actions == [Log("warning", text), Send(b"w1", Notice(text)), Send(b"w2", Notice(text))]
+        assert_aborted(scheduler.receive(9.0, b"s9", Bye("was told to end (SIGTERM)")), list(NAMES), text)
+
+    def test_a_server_that_leaves_before_the_start_leaves_its_place(self) -> None:
+        scheduler = membership()
+        register(scheduler, SERVER)
+        actions = scheduler.receive(1.0, b"s9", Bye("was told to end (SIGTERM)"))
+        assert told(actions, Refused) == [b"s9"]
+        assert logged(actions)[0].startswith("server (pid 9 on host-c) was told to end (SIGTERM); the job was not")
 
 
 class TestEnding:
@@ -574,7 +728,7 @@ class TestOutOfPlace:
         logs = [log for number in range(5000) for log in scheduler.receive(1.0, b"%d" % number, Heartbeat())]
         assert len(logs) == 1024
 
-    @pytest.mark.parametrize("message", [Declare(1, (W,)), Barrier(1), Bye()])
+    @pytest.mark.parametrize("message", [Declare(1, (W,)), Barrier(1)])
     def test_what_only_workers_may_send(self, message: ControlMessage) -> None:
         scheduler = running()
         (log,) = scheduler.receive(1.0, b"s9", message)
@@ -629,11 +783,14 @@ MESSAGES = st.one_of(
     st.builds(lambda shape: Declare(1, (TensorSpec("w", DType.FLOAT32, (shape,)),)), st.integers(0, 3)),
     st.sampled_from([Bye(), Heartbeat()]),
     st.builds(ended, st.sampled_from([process(1), process(2, "host-b"), process(50)]), st.integers(-9, 3)),
+    st.builds(ChildEnded, st.just("job"), st.just(process(50)), st.integers(-1, 1), st.just("x"), st.just(0)),
+    st.builds(Vouch, st.just("job"), st.just("x"), st.integers(0, 2), st.just(1), st.just((Child(0, process(50)),))),
 )
 EVENTS = st.one_of(
     st.tuples(st.sampled_from([b"w1", b"w2", b"s9", b"x"]), MESSAGES),
     st.tuples(st.sampled_from([b"w1", b"s9"]), st.just("lost")),
     st.just((b"", "tick")),
+    st.just((b"", "term")),
 )
 
 
@@ -647,6 +804,8 @@ def test_whatever_happens(started: bool, events: list[tuple[bytes, ControlMessag
     for now, (peer, event) in enumerate(events):
         if event == "tick":
             actions = scheduler.tick(float(now))
+        elif event == "term":
+            actions = scheduler.told_to_end(float(now), "told to end", 3.0)
         elif event == "lost":
             actions = scheduler.proven_lost(float(now), peer, "gone")
         else:
@@ -663,6 +822,6 @@ def test_whatever_happens(started: bool, events: list[tuple[bytes, ControlMessag
 def test_every_message_that_a_member_sends_is_understood_in_some_state() -> None:
     """The table has a row for each; the others are the scheduler's own."""
     own = {"refused", "waiting", "welcome", "declared", "conflict", "barrier-done", "heartbeat-reply", "left"}
-    own |= {"abort", "finished"}
+    own |= {"vouched", "abort", "finished"}
     understood = {kind for row in Membership._HANDLERS.values() for kind in row}
     assert understood == {type(message) for tag, message in CONTROL.items() if tag not in own}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import msgspec
 import pytest
 
 from byteps_py.roles import process
-from byteps_py.roles.process import describe_process, describe_this_process, is_proven_gone
+from byteps_py.roles.process import describe_process, describe_this_process, is_proven_gone, is_running
 from byteps_py.wire.control import ProcessInfo
 
 STAT = "4242 (python3) {} 1 4242 1 0 -1 4194304 100 0 0 0 0 0 0 0 20 0 1 0 {} 3133440 384 18446744073709551615"
@@ -62,6 +63,32 @@ class TestDescribe:
         here = describe_this_process()
         assert here.started == 0
         assert str(os.getpid()) in here.host_id
+
+
+class TestRunning:
+    def test_a_living_process_runs(self, child: subprocess.Popen[bytes]) -> None:
+        assert is_running(describe_process(child.pid), describe_this_process())
+
+    def test_a_stopped_one_does_not(self, child: subprocess.Popen[bytes]) -> None:
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        assert not is_running(describe_process(child.pid), describe_this_process())
+
+    def test_a_zombie_does_not(self, child: subprocess.Popen[bytes]) -> None:
+        info = describe_process(child.pid)
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert not is_running(info, describe_this_process())
+
+    def test_what_cannot_be_seen_is_not_known_to_run(self, child: subprocess.Popen[bytes]) -> None:
+        info, here = describe_process(child.pid), describe_this_process()
+        assert not is_running(msgspec.structs.replace(info, host_id="elsewhere"), here)
+        assert not is_running(msgspec.structs.replace(info, started=info.started - 1), here)
+        assert not is_running(msgspec.structs.replace(info, started=0), here)
+        assert not is_running(msgspec.structs.replace(info, pid=0), here)
+        child.kill()
+        child.wait()
+        assert not is_running(info, here)
 
 
 class TestProvenGone:

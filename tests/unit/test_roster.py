@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from byteps_py.core.roster import Member, Problem, Roster, is_same_process
+from byteps_py.core.roster import Member, Problem, Roster, is_same_process, node_key
 from byteps_py.types import Role
 from tests.helpers.registrations import process, server, worker
 
@@ -130,41 +130,6 @@ class TestCompleteness:
         assert roster.add(server(8, num_server=2)) is None
         assert roster.is_complete
 
-    def test_who_is_missing(self) -> None:
-        roster = Roster(2, 2)
-        assert roster.missing() == "2 of 2 workers; servers 0/2"
-        roster.add(server(8, num_server=2))
-        roster.add(server(9, num_server=2))
-        assert roster.missing() == "2 of 2 workers; servers 2/2"
-        roster.add(worker(1, worker_id=0, num_server=2))
-        assert roster.missing() == "1 of 2 workers: missing DMLC_WORKER_ID=1; servers 2/2"
-        roster.remove(b"s9")
-        assert roster.missing() == "1 of 2 workers: missing DMLC_WORKER_ID=1; servers 1/2"
-        roster.add(worker(2, worker_id=1, num_server=2))
-        assert roster.missing() == "1 of 2 servers; workers 2/2"
-        assert roster.counts() == "workers 2/2, servers 1/2"
-
-    def test_missing_processes_of_a_node(self) -> None:
-        roster = filled([worker(2, worker_id=1, local_rank=1, local_size=3)])
-        expected = "2 of 2 workers: missing DMLC_WORKER_ID=0, BYTEPS_LOCAL_RANK=0, 2 of DMLC_WORKER_ID=1; servers 0/1"
-        assert roster.missing() == expected
-
-    def test_missing_processes_of_a_node_without_an_id(self) -> None:
-        roster = filled([worker(2, local_rank=1, local_size=2)])
-        assert roster.missing() == "2 of 2 workers: missing BYTEPS_LOCAL_RANK=0 of host-a; servers 0/1"
-
-    def test_ids_are_not_called_missing_where_workers_have_none(self) -> None:
-        roster = filled([worker(1, worker_id=0, num_worker=3), worker(2, num_worker=3)], 3)
-        assert roster.missing() == "1 of 3 workers; servers 0/1"
-
-    def test_long_lists_are_cut(self) -> None:
-        roster = filled([worker(1, worker_id=0, local_size=2**31 - 1, num_worker=1000)], 1000)
-        text = roster.missing()
-        assert text.startswith("1000 of 1000 workers: missing DMLC_WORKER_ID=1, DMLC_WORKER_ID=2, ")
-        assert "and 992 more; servers 0/1" in text
-        roster = filled([worker(1, worker_id=0, local_size=2**31 - 1, num_worker=1)], 1)
-        assert "BYTEPS_LOCAL_RANK=1, 2, 3, 4, 5, 6, 7, 8 and 2147483638 more of DMLC_WORKER_ID=0" in roster.missing()
-
     def test_partition_bytes(self) -> None:
         roster = Roster(2, 1)
         assert roster.partition_bytes == 0
@@ -186,18 +151,35 @@ class TestMembers:
         assert roster.find(process(3)) is None
         assert roster.find(process(2, "host-b")) is None
 
+    def test_the_worker_of_a_place_in_a_launch(self) -> None:
+        one = worker(1, launch_id="x", local_rank=1, local_size=2, num_worker=1)
+        roster = filled([one, server(2, launch_id="x", num_worker=1)], 1)
+        assert roster.find_child("x", 1) is one
+        assert roster.find_child("x", 0) is None
+        assert roster.find_child("y", 1) is None
+        assert filled([worker(1)]).find_child("", 0) is None
+
+    def test_places(self) -> None:
+        roster = filled([worker(1, worker_id=1, local_rank=1, local_size=2), worker(2, launch_id="x")])
+        assert roster.is_taken(node_key(1, "anything"), 1)
+        assert not roster.is_taken(node_key(1, ""), 0)
+        assert not roster.is_taken(node_key(0, ""), 1)
+        assert roster.is_taken(node_key(None, "x"), 0)
+
     @pytest.mark.parametrize("member", [worker(1, worker_id=0), worker(1), server(1)])
     def test_a_removed_member_leaves_no_trace(self, member: Member) -> None:
         roster = filled([member])
         roster.remove(member.peer)
         assert len(roster) == 0
-        assert roster.missing() == Roster(2, 1).missing()
+        assert (roster.nodes, roster.servers, roster.has_workers) == ({}, 0, False)
         assert roster.add(member) is None
 
     def test_a_removed_process_leaves_its_node(self) -> None:
         roster = filled([worker(1, worker_id=0, local_size=2), worker(2, worker_id=0, local_size=2, local_rank=1)])
+        assert roster.complete_nodes == 1
         roster.remove(b"w1")
-        assert "BYTEPS_LOCAL_RANK=0 of DMLC_WORKER_ID=0" in roster.missing()
+        assert roster.complete_nodes == 0
+        assert [list(node) for node in roster.nodes.values()] == [[1]]
 
     @pytest.mark.parametrize(
         ("member", "text"),
@@ -208,6 +190,7 @@ class TestMembers:
                 worker(1, worker_id=3, local_rank=1, local_size=2),
                 "worker DMLC_WORKER_ID=3 BYTEPS_LOCAL_RANK=1 (pid 1 on host-a)",
             ),
+            (worker(1, worker_id=0, local_rank=1, local_size=2, num_worker=1), "worker 1 (pid 1 on host-a)"),
             (server(1), "server (pid 1 on host-a)"),
         ],
     )
@@ -297,7 +280,7 @@ class TestObjections:
         ("member", "words"),
         [
             (server(1, address=""), "no address"),
-            (worker(1, worker_id=2), "below DMLC_NUM_WORKER=2"),
+            (worker(1, worker_id=2), "DMLC_WORKER_ID=2 of worker DMLC_WORKER_ID=2 (pid 1 on host-a) must be below"),
             (worker(1, local_rank=2, local_size=2), "BYTEPS_LOCAL_RANK=2 of worker"),
             (worker(1, partition_bytes=0), "BYTEPS_PARTITION_BYTES=0"),
             (worker(1, role=Role.SCHEDULER), "has its scheduler"),

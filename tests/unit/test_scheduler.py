@@ -188,7 +188,7 @@ class TestRun:
         job = Running(network, dataclasses.replace(SETTINGS, start_timeout=1.0))
         abort = job.peer(SERVER).expect(Abort)
         assert isinstance(abort, Abort)
-        assert "for 1 of 1 workers" in abort.reason
+        assert "for the first worker; servers 1/1" in abort.reason
         assert "BYTEPS_START_TIMEOUT=1 " in abort.reason
         assert job.end() == 1
 

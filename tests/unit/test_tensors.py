@@ -40,9 +40,7 @@ def test_buffers_are_used_again_and_few_are_kept() -> None:
 def test_a_refusal_reaches_everybody_who_waits() -> None:
     mine = tensor()
     pending = Pending(mine.spec, None)
-    operation = TensorOperation(
-        mine, pending, operation=Operation.SUM, root=0, priority=0, step=0, staging=None, submitted=0.0
-    )
+    operation = TensorOperation(mine, pending, operation=Operation.SUM, root=0, priority=0, step=0, staging=None)
     mine.waiting.append(operation)
     mine.refuse(AgreementError("no"))
     for wait in (pending.wait, mine.placed.wait):
@@ -54,8 +52,6 @@ def test_a_refusal_reaches_everybody_who_waits() -> None:
 def test_the_output_of_an_operation_is_seen_as_bytes() -> None:
     mine = tensor()
     pending = Pending(mine.spec, np.zeros(4, np.float32))
-    operation = TensorOperation(
-        mine, pending, operation=Operation.SUM, root=0, priority=0, step=0, staging=None, submitted=0.0
-    )
+    operation = TensorOperation(mine, pending, operation=Operation.SUM, root=0, priority=0, step=0, staging=None)
     operation.output[:4] = np.frombuffer(np.float32(5).tobytes(), np.uint8)
     assert pending.output.tolist() == [5, 0, 0, 0]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -33,6 +36,7 @@ from byteps_py.wire.control import (
     Placement,
     Refused,
     Register,
+    Waiting,
     Welcome,
     decode_control,
     encode_control,
@@ -135,6 +139,24 @@ def stage() -> Iterator[Stage]:
 def fails(wait: Callable[[], object], kind: type[BytePSError], words: str) -> None:
     with pytest.raises(kind, match=words):
         wait()
+
+
+@contextlib.contextmanager
+def leaving(stage: Stage, words: str) -> Iterator[None]:
+    """Confirm the goodbye that comes meanwhile, which must give a reason with these words."""
+    said: list[ControlMessage] = []
+
+    def confirm() -> None:
+        said.append(stage.control(Bye))
+        stage.tell(Left(0))
+
+    answering = threading.Thread(target=confirm)
+    answering.start()
+    yield
+    answering.join(10)
+    (bye,) = said
+    assert isinstance(bye, Bye)
+    assert re.search(words, bye.reason), bye
 
 
 def test_a_tensor_is_declared_pushed_and_pulled(stage: Stage) -> None:
@@ -261,8 +283,21 @@ def test_a_barrier_that_nobody_else_reaches_ends_in_time(monkeypatch: pytest.Mon
     monkeypatch.setattr("byteps_py.roles.requests.REPEAT_SECONDS", 0.1)
     stage = Stage(stall_timeout=0.3)
     stage.join()
-    fails(stage.worker.barrier, TransportTimeout, r"at barrier 1 .*: BYTEPS_STALL_TIMEOUT=0\.3")
+    with leaving(stage, r"gave up: waiting . s at barrier 1; giving up \(BYTEPS_STALL_TIMEOUT=0.3\)"):
+        fails(stage.worker.barrier, TransportTimeout, r"at barrier 1; giving up \(BYTEPS_STALL_TIMEOUT=0\.3\)")
     assert len(stage.aborts) == 1
+
+
+def test_the_scheduler_names_who_is_missing_at_a_barrier() -> None:
+    stage = Stage(stall_timeout=1.0)
+    stage.join()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(fails, stage.worker.barrier, TransportTimeout, "at barrier 1 for worker 5; giving up")
+        stage.control(Barrier)
+        stage.tell(Waiting("waiting 10 s at barrier 1 for worker 5", 1))
+        stage.tell(Waiting("waiting 10 s at barrier 9 for worker 6", 9))
+        with leaving(stage, "at barrier 1 for worker 5; giving up"):
+            waiting.result(10)
 
 
 def test_a_result_that_never_comes_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +308,8 @@ def test_a_result_that_never_comes_ends_in_time(monkeypatch: pytest.MonkeyPatch)
     stage.place()
     pushed, _ = stage.data()
     stage.answer(Opcode.WAITING, pushed, RANK_ENTRY.pack(0), detail=1)
-    fails(pending.wait, TransportTimeout, r"for the result of 'w': missing worker 0 \(pid 1 on host\); giving up")
+    with leaving(stage, "gave up: waiting . s for the result of 'w': missing worker 0"):
+        fails(pending.wait, TransportTimeout, r"for the result of 'w': missing worker 0 \(pid 1 on host\); giving up")
 
 
 def test_an_abort_fails_everything_now_and_later(stage: Stage) -> None:
@@ -361,7 +397,7 @@ def test_a_worker_that_gives_up_waiting_for_the_job_returns_its_place() -> None:
     stage.control(Register)
     closing = threading.Thread(target=lambda: fails(stage.worker.close, JobRefused, "has left"))
     closing.start()
-    assert stage.control(Bye) == Bye("init() was given up")
+    assert stage.control(Bye) == Bye("gave init() up")
     stage.tell(Refused("worker 0 has left"))
     for each in (starting, closing):
         each.join(10)
