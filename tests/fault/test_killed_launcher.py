@@ -25,13 +25,16 @@ nohup sleep 1002 > nohup.out 2>&1 &
 timeout 100 {PYTHON} -c 'import time; time.sleep(1003)' &
 setsid {PYTHON} -c 'import time; time.sleep(1004)' &
 (setsid sh -c 'env -u BYTEPS_LAUNCH_ID sleep 1005 & wait' &)
-(trap "" TERM; sleep 1006) &
+sh -c 'env -u BYTEPS_LAUNCH_ID setsid sleep 1006 & wait' &
+(env -u BYTEPS_LAUNCH_ID sleep 1007 &)
+(trap "" TERM; sleep 1008) &
 set -m
-sleep 1007 &
+sleep 1009 &
 set +m
 {PYTHON} train.py 1000000
 """
-SLEEPERS = range(1001, 1008)
+"""In the background, detached, in a process group or session of its own, without the launch's mark, deaf to SIGTERM."""
+SLEEPERS = range(1001, 1010)
 
 
 @pytest.fixture
@@ -93,6 +96,15 @@ def test_the_guard_is_killed_together_with_the_launcher(launch: Callable[..., La
     guard.suspend()
     launched.signal(signal.SIGKILL)
     guard.kill()
+    launched.wait()
+    all_gone(launched)
+
+
+def test_a_command_without_the_mark(launch: Callable[..., Launch]) -> None:
+    """Some programs overwrite their environment, to be called something else by ps."""
+    launched = launch("-n", "1", "env", "-u", "BYTEPS_LAUNCH_ID", "sh", "-c", "(sleep 1001 &); echo up; sleep 1002")
+    until(lambda: "up" in launched.out)
+    launched.signal(signal.SIGKILL)
     launched.wait()
     all_gone(launched)
 
