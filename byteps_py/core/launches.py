@@ -23,6 +23,8 @@ from byteps_py.wire.control import ChildEnded, ProcessInfo, Vouch
 __all__ = ["HOLD_SECONDS", "Launches", "Verdict"]
 
 HOLD_SECONDS: Final = 5.0
+_SIGNALLED: Final = 128
+"""From this status on, a shell means that its command has died of a signal."""
 _MOST: Final = 65536
 """Most processes that are remembered, so that nobody can fill the memory."""
 
@@ -118,7 +120,9 @@ class Launches:
             # A process that says goodbye and then ends badly has failed.
             return Verdict(reason=job.failure_of(member.peer, how), is_failure=True) if message.status else Verdict()
         name = member.describe() if job is None else job.names[member.peer]
-        if is_command and not message.status:
+        if is_command and not 0 < message.status < _SIGNALLED:
+            # It may live on: in the background of a shell that is through, or at work on what it saves before it
+            # follows a shell that has died of a signal.
             self._doubts[member.peer] = how
             return Verdict(f"{how} before {name} left the job, which goes on", doubted=member.peer)
         without = "" if message.status else " without saying goodbye (is shutdown() called?)"

@@ -98,10 +98,11 @@ class TestAMemberEnded:
         )
         assert verdict == Verdict(reason=reason, is_failure=True)
 
-    def test_its_shell_without_an_error(self) -> None:
+    @pytest.mark.parametrize(("status", "words"), [(0, "ended with status 0"), (-15, "was killed by signal 15")])
+    def test_its_shell_without_an_error_of_its_own(self, status: int, words: str) -> None:
         desk = Desk(worker(1, worker_id=0, launch_id="x"), worker(2, worker_id=1), server(9))
-        verdict = desk.ended(0.0, SHELL, 0, desk.job(), launch_id="x", worker_id=0, local_rank=0)
-        how = "the command that started it, process 50 on host-a, ended with status 0"
+        verdict = desk.ended(0.0, SHELL, status, desk.job(), launch_id="x", worker_id=0, local_rank=0)
+        how = f"the command that started it, process 50 on host-a, {words}"
         assert verdict == Verdict(f"{how} before worker 0 (pid 1 on host-a) left the job, which goes on", doubted=b"w1")
         assert desk.launches.doubt(b"w1") == how
         assert desk.launches.doubt(b"w2") == ""
