@@ -84,8 +84,11 @@ def _run_service(role: Role, options: Options, environ: Mapping[str, str]) -> in
 def _run_workers(options: Options, environ: Mapping[str, str]) -> int:
     size = str(options.num_workers or "") or environ.get("BYTEPS_LOCAL_SIZE", "").strip()
     size = size or str(affinity.listed_devices(environ, affinity.device_files()) or 1)
-    # The launcher decides the local ranks, so one that happens to be set is no problem.
-    settings = read(WorkerSettings, {**environ, "BYTEPS_LOCAL_RANK": "0", "BYTEPS_LOCAL_SIZE": size})
+    threads = options.worker_omp_num_threads
+    flags = OpenMP(options.worker_omp_wait_policy, None if threads is None else str(threads))
+    # The launcher decides the local ranks, so one that happens to be set is no problem; nor is what a flag goes before.
+    overruled = {**flags.settle(environ), "BYTEPS_LOCAL_RANK": "0", "BYTEPS_LOCAL_SIZE": size}
+    settings = read(WorkerSettings, overruled)
     if settings.num_worker == 1 and settings.local_size > 1 and not settings.force_distributed:
         job = dataclasses.replace(options, num_workers=settings.local_size, num_servers=settings.num_server)
         own = {name: value for name, value in environ.items() if not name.startswith("DMLC_")}

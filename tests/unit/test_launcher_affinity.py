@@ -108,6 +108,7 @@ def test_a_policy_for_one_thread_is_said_to_be_inert() -> None:
         ({"NVIDIA_VISIBLE_DEVICES": "6,7", "CUDA_VISIBLE_DEVICES": "0,1"}, 2, 2),
         ({"NVIDIA_VISIBLE_DEVICES": "all", "CUDA_VISIBLE_DEVICES": "0,1"}, 0, 2),
         ({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 2, 2),
+        ({"CUDA_VISIBLE_DEVICES": "5,0"}, 2, 0),
         ({"CUDA_VISIBLE_DEVICES": "0,1"}, 0, 2),
         ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, 8, 0),
         ({"CUDA_VISIBLE_DEVICES": "all"}, 8, 0),

@@ -224,3 +224,31 @@ def test_servers_listen_where_the_launcher_holds_a_port() -> None:
     made = plan_job(Options(COMMAND, 2, 2), {"BYTEPS_PORT_RANGE": "20000-20009"}, MACHINE, draw)
     assert [spec.environment.get("DMLC_PORT") for spec in made.specs] == [None, "20001", "20002", None, None]
     assert read(ServerSettings, environment(made, "server 1")).port == 20002
+
+
+def test_workers_are_bound_to_cores_and_have_as_many_threads() -> None:
+    made = plan(2, 1, {"BYTEPS_VISIBLE_CPU_CORES": "0-2:5"})
+    assert [spec.cores for spec in made.specs] == [None, None, frozenset({0, 1, 2}), frozenset({5})]
+    assert [spec.environment["OMP_NUM_THREADS"] for spec in made.specs[1:]] == ["2", "3", "1"]
+    assert made.notes[-1].endswith("workers: OMP_NUM_THREADS=3, OMP_NUM_THREADS=1")
+
+
+def test_a_bad_value_is_told_for_a_worker_alone_too() -> None:
+    with pytest.raises(SettingsError) as caught:
+        plan(1, None, {"BYTEPS_VISIBLE_CPU_CORES": "first", "OMP_WAIT_POLICY": "eager"})
+    assert [problem.partition("=")[0] for problem in caught.value.problems] == [
+        "OMP_WAIT_POLICY",
+        "BYTEPS_VISIBLE_CPU_CORES",
+    ]
+
+
+def test_the_variable_of_a_role_concerns_that_role_alone() -> None:
+    made = plan(2, 1, {"BYTEPS_SERVER_OMP_WAIT_POLICY": "active", "BYTEPS_WORKER_OMP_NUM_THREADS": "3"})
+    server, worker = environment(made, "server 0"), environment(made, "worker 0")
+    assert (server["OMP_WAIT_POLICY"], server["OMP_NUM_THREADS"]) == ("active", "2")
+    assert "OMP_WAIT_POLICY" not in worker
+    assert worker["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_worker_alone_was_told_by_the_launcher_what_has_no_effect() -> None:
+    assert environment(plan(1), "worker 0")["BYTEPS_LAUNCH_ID"] == "9a"

@@ -151,6 +151,26 @@ def test_an_option_goes_before_the_variable_and_that_before_the_devices(
     assert found.herald_environment == found.specs[0].environment
 
 
+def test_a_flag_goes_before_a_variable_even_if_that_is_bad(launched: list[Launched]) -> None:
+    options = dataclasses.replace(OPTIONS, worker_omp_wait_policy="passive", worker_omp_num_threads=3)
+    bad = {"BYTEPS_WORKER_OMP_WAIT_POLICY": "eager", "OMP_NUM_THREADS": "many"}
+    run_role(Role.WORKER, options, {**JOB, "DMLC_ROLE": "worker", **bad})
+    (found,) = launched
+    worker = read(WorkerSettings, found.specs[0].environment)
+    assert (worker.omp_wait_policy, worker.omp_num_threads) == ("passive", 3)
+    with pytest.raises(SettingsError, match="BYTEPS_WORKER_OMP_WAIT_POLICY='eager'"):
+        run_role(Role.WORKER, OPTIONS, {**JOB, "DMLC_ROLE": "worker", **bad})
+
+
+def test_workers_are_bound_to_cores_and_have_as_many_threads() -> None:
+    environ = {**JOB, "BYTEPS_VISIBLE_CPU_CORES": "0-2:5"}
+    specs = plan_workers(OPTIONS, environ, settings(BYTEPS_LOCAL_SIZE="2"), frozenset(range(8)), "9a")
+    assert [spec.cores for spec in specs] == [frozenset({0, 1, 2}), frozenset({5})]
+    assert [spec.environment["OMP_NUM_THREADS"] for spec in specs] == ["3", "1"]
+    with pytest.raises(SettingsError, match="names core 5, but this process may run on cores 0-3 only"):
+        plan_workers(OPTIONS, environ, settings(BYTEPS_LOCAL_SIZE="2"), frozenset(range(4)), "9a")
+
+
 def test_a_job_of_one_process_has_nobody_to_report_to(launched: list[Launched]) -> None:
     run_role(Role.WORKER, OPTIONS, {**JOB, "DMLC_NUM_WORKER": "1", "DMLC_ROLE": "worker", "DMLC_WORKER_ID": "0"})
     (found,) = launched
