@@ -22,6 +22,7 @@ from byteps_py.variables import (
     choice,
     core_lists,
     examine,
+    host,
     integer,
     port_range,
     seconds,
@@ -80,7 +81,7 @@ class JobSettings(LogSettings):
 
     num_worker: int = variable("DMLC_NUM_WORKER", integer(1, 65535), "number of worker machines")
     num_server: int = variable("DMLC_NUM_SERVER", integer(0, 65535), "number of server processes")
-    root_uri: str = variable("DMLC_PS_ROOT_URI", text("a host name or an address"), "address of the scheduler")
+    root_uri: str = variable("DMLC_PS_ROOT_URI", host(), "address of the scheduler")
     root_port: int = variable("DMLC_PS_ROOT_PORT", integer(1, 65535), "port of the scheduler")
     force_distributed: bool = variable(
         "BYTEPS_FORCE_DISTRIBUTED", boolean(), "use servers even with DMLC_NUM_WORKER=1", False, "0"
@@ -105,7 +106,7 @@ class JobSettings(LogSettings):
     kernels: str = variable("BYTEPS_KERNELS", choice("native", "reference"), "summation in C, or in NumPy", "native")
     node_host: str | None = variable(
         "DMLC_NODE_HOST",
-        text("a host name or an address"),
+        host(),
         "own address that others connect to",
         None,
         "the one that routes to the scheduler",

@@ -7,7 +7,9 @@ raises ValueError.
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +21,7 @@ __all__ = [
     "choice",
     "core_lists",
     "examine",
+    "host",
     "integer",
     "port_range",
     "seconds",
@@ -153,6 +156,23 @@ def text(form: str, longest: int = _MAX_TEXT) -> tuple[str, Callable[[str], str]
         if not 0 < len(word) <= longest or not word.isprintable():
             raise ValueError(text)
         return word
+
+    return form, parse
+
+
+def host() -> tuple[str, Callable[[str], str]]:
+    """An address or a name; what else may stand in a URL is none, and would only be found out by waiting for it."""
+    form = "a host name or an address"
+    _, parse_text = text(form)
+
+    def parse(text: str) -> str:
+        word = parse_text(text)
+        bare = word[1:-1] if word.startswith("[") and word.endswith("]") else word
+        if ":" in bare:
+            ipaddress.IPv6Address(bare)
+        elif not re.fullmatch(r"[\w.-]+", bare):
+            raise ValueError(text)
+        return bare
 
     return form, parse
 

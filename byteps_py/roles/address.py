@@ -64,11 +64,13 @@ def own_address(settings: JobSettings, log: logging.Logger) -> OwnAddress:
 
     Raises:
         SettingsError: ``DMLC_INTERFACE`` is no interface of this machine, or has no address that fits.
-        TransportError: the scheduler's name is not known within ``BYTEPS_START_TIMEOUT``.
+        TransportError: a name is not known within ``BYTEPS_START_TIMEOUT``.
     """
     check_interface(settings)
     given = None if settings.node_host is None else OwnAddress(settings.node_host, "as DMLC_NODE_HOST says")
     if given is not None and not _reaches_only_itself(given.host):
+        if not is_numeric(given.host):  # it is listened at, and so must be known here
+            wait_until_resolved(given.host, settings.root_port, settings.start_timeout, log)
         return given
     targets = wait_until_resolved(settings.root_uri, settings.root_port, settings.start_timeout, log)
     if given is not None:

@@ -9,9 +9,9 @@ each listening address          1, and 1 more for a moment
 each connection, either side    1
 =============================== ==========================================================
 
-At the limit it would not accept connections either, but spin.  Nobody who listens knows for sure how many will come, so
-the scheduler and the servers raise their soft limit to the hard one; a worker's process belongs to the user, whose limit
-is left alone as long as it is enough.
+At the limit it would not accept connections either, but spin.  Nobody who listens knows for sure how many will come,
+so the scheduler and the servers raise their soft limit to the hard one; a worker's process belongs to the user, whose
+limit is left alone as long as it is enough.
 """
 
 from __future__ import annotations

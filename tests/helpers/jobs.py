@@ -35,7 +35,8 @@ def free_port() -> int:
 
 def free_range(count: int) -> tuple[int, int]:
     """First and last of ``count`` ports in a row that nobody has right now, below those that the kernel hands out."""
-    for first in range(21000, 30000, count):
+    start = 21000 + os.getpid() % 1000 * 5  # where other test runs on this machine do not look first
+    for first in range(start, 30000, count):
         with contextlib.ExitStack() as probes:
             try:
                 for port in range(first, first + count):
@@ -80,6 +81,11 @@ class Job:
         """Start a worker that joins the job and then runs ``body``."""
         environ = {"DMLC_WORKER_ID": str(index), **environ}
         self._start(f"worker{index}", ["-c", PREAMBLE + body], DMLC_ROLE="worker", **environ)
+
+    def launch(self, index: int, *command: str, **environ: str) -> None:
+        """Start the workers of a machine by bpslaunch."""
+        arguments = ["-m", "byteps_py.launcher", *command]
+        self._start(f"worker{index}", arguments, DMLC_ROLE="worker", DMLC_WORKER_ID=str(index), **environ)
 
     def _start(self, name: str, arguments: list[str], **environ: str) -> None:
         role = {"DMLC_ROLE": name.rstrip("0123456789")}

@@ -68,6 +68,13 @@ class TestInterface:
             assert text in made.output("server0")
 
 
+class TestKubernetes:
+    def test_the_scheduler_listens_everywhere_whatever_its_service_is_called(self, tmp_path: Path) -> None:
+        with job(tmp_path, DMLC_PS_ROOT_URI="no-such-service.invalid", DMLC_USE_KUBERNETES="1") as made:
+            made.scheduler()
+            made.wait_for("scheduler", "listening at tcp://[::]:")
+
+
 class TestNames:
     @pytest.mark.parametrize("host", ["localhost", "::1"])
     def test_a_job_by_name_and_by_version_six(self, tmp_path: Path, host: str) -> None:

@@ -16,6 +16,7 @@ from byteps_py.errors import TransportError
 from byteps_py.transport import listening
 from byteps_py.transport.listening import bind
 from byteps_py.transport.ports import WILDCARD
+from tests.helpers.jobs import free_range
 
 HERE = "127.0.0.1"
 Router = Callable[[], "zmq.Socket[Any]"]
@@ -56,17 +57,9 @@ def answers(host: str, port: int) -> bool:
         return False
 
 
-def free_range(count: int) -> range:
-    """Ports in a row that are free right now."""
-    for first in range(21000, 30000, 50):
-        with ExitStack() as sockets:
-            try:
-                for port in range(first, first + count):
-                    sockets.enter_context(socket.create_server(("", port)))
-            except OSError:
-                continue
-            return range(first, first + count)
-    raise AssertionError("no free ports")
+def free_ports(count: int) -> range:
+    low, high = free_range(count)
+    return range(low, high + 1)
 
 
 class TestAddresses:
@@ -142,7 +135,7 @@ class TestPorts:
                 bind(router(), host, port)
 
     def test_the_others_of_a_range_are_taken_one_by_one(self, router: Router) -> None:
-        ports = free_range(3)
+        ports = free_ports(3)
         hosts = (HERE, WILDCARD, HERE)
         assert [port_of(bind(router(), host, 0, ports)) for host in hosts] == list(ports)
         with pytest.raises(TransportError, match=f"no port of BYTEPS_PORT_RANGE={ports[0]}-{ports[-1]} is free: held"):
@@ -153,7 +146,7 @@ class TestPorts:
         assert port_of(bind(router(), "::1", port, (1, 2))) == port
 
     def test_a_port_that_a_launcher_holds_is_left_to_it(self, router: Router) -> None:
-        ports = free_range(2)
+        ports = free_ports(2)
         with socket.socket() as held:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             held.bind((HERE, ports[0]))
@@ -161,7 +154,7 @@ class TestPorts:
             assert port_of(bind(router(), HERE, ports[0])) == ports[0], "its own process gets it"
 
     def test_ended_connections_hold_no_port(self, router: Router) -> None:
-        ports = free_range(1)
+        ports = free_ports(1)
         with socket.create_server((HERE, ports[0])) as server, socket.create_connection((HERE, ports[0])) as client:
             server.accept()[0].close()  # who closes first keeps the port for a minute
             client.recv(1)
@@ -173,7 +166,7 @@ class TestPorts:
         self, router: Router, names: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         names["localhost"] = ["127.0.0.2", HERE]
-        ports = free_range(2)
+        ports = free_ports(2)
         with socket.create_server((HERE, ports[0])):
             assert port_of(bind(router(), "localhost", 0, ports)) == ports[1]
             assert not answers("127.0.0.2", ports[0])

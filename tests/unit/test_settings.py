@@ -158,6 +158,20 @@ class TestPrecedence:
         (problem,) = problems(ServerSettings, JOB | {"OMP_WAIT_POLICY": "eager"})
         assert problem == "OMP_WAIT_POLICY='eager' must be one of passive, active (how idle OpenMP threads wait)"
 
+    @pytest.mark.parametrize(
+        ("text", "host"),
+        [
+            ("10.0.0.1", "10.0.0.1"),
+            ("node-1.my_cluster.example.", "node-1.my_cluster.example."),
+            ("bücher.example", "bücher.example"),
+            ("fd00::1", "fd00::1"),
+            ("[fd00::1]", "fd00::1"),
+            (" fe80::1%eth0 ", "fe80::1%eth0"),
+        ],
+    )
+    def test_a_host(self, text: str, host: str) -> None:
+        assert read(WorkerSettings, JOB | {"DMLC_PS_ROOT_URI": text}).root_uri == host
+
     def test_cores(self) -> None:
         lists = read(WorkerSettings, JOB | {"BYTEPS_VISIBLE_CPU_CORES": "0-2,8:4"}).visible_cores
         assert lists == (frozenset({0, 1, 2, 8}), frozenset({4}))
@@ -211,6 +225,10 @@ class TestProblems:
             ("DMLC_PS_ROOT_PORT", "0"),
             ("DMLC_PS_ROOT_URI", "x" * 256),
             ("DMLC_PS_ROOT_URI", "a\nb"),
+            ("DMLC_PS_ROOT_URI", "10.0.0.1:9000"),
+            ("DMLC_PS_ROOT_URI", "tcp://10.0.0.1"),
+            ("DMLC_PS_ROOT_URI", "fd00::1::2"),
+            ("DMLC_NODE_HOST", "two words"),
             ("BYTEPS_FORCE_DISTRIBUTED", "maybe"),
             ("BYTEPS_START_TIMEOUT", "nan"),
             ("BYTEPS_START_TIMEOUT", "inf"),
