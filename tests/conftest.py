@@ -14,7 +14,7 @@ from tests.helpers import leftovers
 _GRACE_SECONDS = 5.0
 """The project promises that every process of a job ends within this time of the decision."""
 
-_WATCHED_FOLDERS = frozenset({"integration", "fault"})
+_WATCHED_FOLDERS = frozenset({"fault", "integration", "network"})
 """Tests in these folders start processes and are checked one by one; all others once, at the end of the run."""
 
 
