@@ -76,9 +76,7 @@ def resolve(host: str, port: int) -> list[str]:
         raise _impossible(host, error) from error
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UnresolvedName(
-            f"the host name {host!r} cannot be resolved ({reason}): check the spelling, or use an address"
-        ) from error
+        raise UnresolvedName(f"the host name {host!r} cannot be resolved ({reason})") from error
 
 
 def wait_until_resolved(host: str, port: int, timeout: float, log: logging.Logger) -> list[str]:
@@ -100,10 +98,15 @@ def wait_until_resolved(host: str, port: int, timeout: float, log: logging.Logge
         except UnresolvedName as error:
             now = time.monotonic()
             if timeout and now - started > timeout:
-                raise TransportTimeout(f"{error}; giving up after {timeout:g} s (BYTEPS_START_TIMEOUT)") from error
+                raise TransportTimeout(
+                    f"{error}, for {timeout:g} s (BYTEPS_START_TIMEOUT): check the spelling, or use an address"
+                ) from error
             if now >= report_due:
                 report_due += _REPORT_SECONDS
-                log.warning("waiting %.0f s for a name: %s", now - started, error)
+                if now - started < _TRY_SECONDS:
+                    log.warning("%s: trying again", error)
+                else:
+                    log.warning("waiting %.0f s: %s", now - started, error)
         time.sleep(_TRY_SECONDS)
 
 

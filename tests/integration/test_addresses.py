@@ -91,7 +91,6 @@ class TestNames:
             for name in made.processes:
                 assert unknown in made.output(name)
                 assert "(BYTEPS_START_TIMEOUT)" in made.output(name)
-                assert "check the spelling" in made.output(name)
 
     @MOUNTS
     def test_a_name_that_appears_late(self, tmp_path: Path) -> None:

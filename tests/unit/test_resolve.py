@@ -94,9 +94,7 @@ def test_an_unknown_name_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, UNKNOWN)
     with pytest.raises(UnresolvedName) as caught:
         resolve("node", 9)
-    assert str(caught.value) == (
-        "the host name 'node' cannot be resolved (Name or service not known): check the spelling, or use an address"
-    )
+    assert str(caught.value) == "the host name 'node' cannot be resolved (Name or service not known)"
 
 
 class TestWaiting:
@@ -122,14 +120,12 @@ class TestWaiting:
     ) -> None:
         answers(monkeypatch, *[UNKNOWN] * 25, [("10.0.0.2", 9)])
         assert wait_until_resolved("node", 9, 0, LOG) == ["10.0.0.2"]
-        unknown = "the host name 'node' cannot be resolved (Name or service not known): check the spelling, or use an"
-        assert caplog.messages == [f"waiting {at} s for a name: {unknown} address" for at in (0, 10, 20)]
+        unknown = "the host name 'node' cannot be resolved (Name or service not known)"
+        assert caplog.messages == [f"{unknown}: trying again", *(f"waiting {at} s: {unknown}" for at in (10, 20))]
 
     def test_a_name_that_never_appears(self, monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
         answers(monkeypatch, UNKNOWN)
-        with pytest.raises(
-            TransportTimeout, match=r"'node' cannot be .* giving up after 30 s \(BYTEPS_START_TIMEOUT\)"
-        ):
+        with pytest.raises(TransportTimeout, match=r"'node' cannot .* for 30 s \(BYTEPS_START_TIMEOUT\): check the"):
             wait_until_resolved("node", 9, 30, LOG)
         assert 1030 <= clock[0] <= 1032
 
