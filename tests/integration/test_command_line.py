@@ -218,6 +218,49 @@ def test_the_number_of_servers_does_not_go_with_a_role(job: dict[str, str]) -> N
     assert done.stderr.startswith("bpslaunch: -s starts servers for a whole job on this machine, but DMLC_ROLE=worker")
 
 
+# Logs, and how long the start may take.
+
+
+def test_each_role_of_a_job_has_a_log_of_its_own(job: dict[str, str], tmp_path: Path) -> None:
+    logs = ("--log-dir", str(tmp_path / "new" / "logs"))
+    services = [start(*logs, **job, DMLC_ROLE=role) for role in ("scheduler", "server")]
+    numbered = start(*logs, sys.executable, "-c", PUSH_PULL, **job, DMLC_ROLE="worker", DMLC_WORKER_ID="1")
+    unnumbered = start(*logs, "-n", "2", sys.executable, "-c", PUSH_PULL, **job, DMLC_ROLE="worker")
+    done = [finish(each) for each in (*services, numbered, unnumbered)]
+    assert [each.returncode for each in done] == [0] * 4, [each.stderr for each in done]
+    host = re.sub(r"[ .]", "-", socket.gethostname())
+    found = {path.name: path.read_text() for path in (tmp_path / "new" / "logs").iterdir()}
+    server = f"server-{host}-pid-{services[1].pid}.log"
+    workers = [f"worker-{host}-pid-{unnumbered.pid}-local-{index}.log" for index in range(2)]
+    assert found.keys() == {"scheduler.log", server, "worker-1.log", *workers}
+    for name in ("worker-1.log", *workers):
+        assert found[name] == "[3. 3. 3.]\n"
+    # What a service prints is what it would print by itself.
+    for name, service in (("scheduler.log", done[0]), (server, done[1])):
+        assert found[name] == service.stderr
+        assert "listening at" in found[name]
+
+
+LATE = (
+    "import os, time, byteps_py as bps\n"
+    "if os.environ['BYTEPS_LOCAL_RANK'] == '1': time.sleep(float(os.environ['LATE']))\n"
+    "bps.init(); print('joined')"
+)
+
+
+def test_a_start_that_takes_too_long_is_ended_if_that_is_asked_for() -> None:
+    done = run("--start-timeout", "2", "-n", "2", sys.executable, "-c", LATE, LATE="1000")
+    assert done.returncode == 1
+    assert re.search(r"BYTEPS_START_TIMEOUT=2\b", done.stderr), done.stderr
+
+
+def test_a_whole_job_has_all_the_time_that_it_needs() -> None:
+    done = run("-n", "2", sys.executable, "-c", LATE, LATE="3", BYTEPS_START_TIMEOUT="1")
+    assert (done.returncode, done.stdout.count("joined")) == (0, 2), done.stderr
+    first = done.stderr.splitlines()[0]
+    assert first == "bpslaunch: the whole job runs here, so these are not used: BYTEPS_START_TIMEOUT=1"
+
+
 # Ports.
 
 
