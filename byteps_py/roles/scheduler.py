@@ -19,7 +19,8 @@ from byteps_py.roles.address import check_interface
 from byteps_py.roles.envelope import Complaints
 from byteps_py.roles.member import SCHEDULER
 from byteps_py.roles.message_log import log_messages
-from byteps_py.roles.process import describe_this_process, is_proven_gone
+from byteps_py.roles.process import describe_this_process, is_proven_gone, is_running
+from byteps_py.roles.termination import TERMINATED, Termination
 from byteps_py.settings import SchedulerSettings
 from byteps_py.transport.base import Endpoint, Message, tcp_address
 from byteps_py.transport.ports import WILDCARD
@@ -53,7 +54,8 @@ def run(settings: SchedulerSettings, endpoint: Endpoint | None = None) -> int:
         endpoint: not yet listening; closed at the end. None listens at the scheduler's TCP address.
 
     Returns:
-        The exit status: 0 when every worker said goodbye, 1 when the job was aborted or the address is not free.
+        The exit status: 0 when every worker said goodbye, 1 when the job was aborted or the address is not free, 143
+        after SIGTERM.
 
     Raises:
         SettingsError: the job has no server, or ``DMLC_INTERFACE`` is no interface of this machine.
@@ -88,6 +90,8 @@ class Scheduler:
     def __init__(self, settings: SchedulerSettings, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._here = describe_this_process()
+        self._name = f"the scheduler (pid {self._here.pid} on {self._here.host})"
+        self._grace_period = settings.grace_period
         self._membership = Membership(
             settings.job_id,
             settings.num_worker,
@@ -110,15 +114,29 @@ class Scheduler:
     def serve(self) -> int:
         """Work until the job has ended; returns the exit status. Whatever ends this scheduler, all members are told."""
         try:
-            while self.stop is None:
-                self.run_once()
+            with Termination(self._endpoint.wake) as termination:
+                was_told = self._serve(termination)
         except BaseException as error:
             cause = "was interrupted" if isinstance(error, KeyboardInterrupt) else f"failed: {error!r}"
-            self._perform(self._membership.abort(f"the scheduler (pid {self._here.pid} on {self._here.host}) {cause}"))
+            self._perform(self._membership.abort(f"{self._name} {cause}"))
             self._linger()
             raise
         self._linger()
-        return self.stop.status
+        assert self.stop is not None
+        return TERMINATED if was_told else self.stop.status
+
+    def _serve(self, termination: Termination) -> bool:
+        """Work until the job has ended; returns whether this scheduler was told to end."""
+        was_told = False
+        while self.stop is None:
+            self.run_once()
+            reason = f"{self._name} was told to end (SIGTERM)"
+            if termination.urgent:
+                self._perform(self._membership.abort(reason))
+            elif termination.requested and not was_told:
+                was_told = True
+                self._perform(self._membership.told_to_end(time.monotonic(), reason, self._grace_period))
+        return was_told
 
     def run_once(self) -> None:
         """Wait for messages, at most until the next second, and act on them."""
@@ -127,7 +145,9 @@ class Scheduler:
         now = time.monotonic()
         if now >= self._tick_due:
             self._tick_due = now + _TICK
-            self._perform(self._membership.tick(now))
+            silent = self._membership.silent(now)
+            running = {peer for peer, process in silent if is_running(process, self._here)}
+            self._perform(self._membership.tick(now, running))
             self._look_for_losses(now)
 
     def _receive(self, message: Message) -> None:

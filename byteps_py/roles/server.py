@@ -6,6 +6,7 @@ polled: the thread sleeps until a message, a finished sum or the next heartbeat.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -22,12 +23,23 @@ from byteps_py.roles.envelope import Complaints, Envelope, asks_to_join, open_fr
 from byteps_py.roles.member import SCHEDULER, SchedulerLink, package_version, worker_identity
 from byteps_py.roles.message_log import log_messages
 from byteps_py.roles.process import describe_this_process
+from byteps_py.roles.termination import TERMINATED, Termination
 from byteps_py.settings import MAX_PARTITION_BYTES, ServerSettings
 from byteps_py.telemetry import logs
 from byteps_py.transport.base import Buffer, Endpoint, Message, tcp_address
 from byteps_py.transport.zmq import ZmqEndpoint
 from byteps_py.types import Role
-from byteps_py.wire.control import ControlMessage, Finished, Left, Refused, Register, Welcome, encode_control
+from byteps_py.wire.control import (
+    Bye,
+    ControlMessage,
+    Finished,
+    Left,
+    Notice,
+    Refused,
+    Register,
+    Welcome,
+    encode_control,
+)
 from byteps_py.wire.header import ACCEPT_ENTRY, RANK_ENTRY, Flag, Header, Opcode, encode
 
 __all__ = ["Server", "run"]
@@ -35,13 +47,15 @@ __all__ = ["Server", "run"]
 _log = logging.getLogger("byteps_py.server")
 _EARLY_BYTES: Final = 64 << 20
 """Most that is kept of what comes before the Welcome, from whomever."""
+_GOODBYE_SECONDS: Final = 1.0
 
 
 def run(settings: ServerSettings, endpoint: Endpoint | None = None) -> int:
     """Serve until the job ends.
 
     Returns:
-        The exit status: 0 when every worker said goodbye, 1 when the job was aborted or this server failed.
+        The exit status: 0 when every worker said goodbye, 1 when the job was aborted or this server failed, 143 after
+        SIGTERM.
 
     Raises:
         SettingsError: ``DMLC_INTERFACE`` gives no address.
@@ -54,7 +68,7 @@ def run(settings: ServerSettings, endpoint: Endpoint | None = None) -> int:
     try:
         server = Server(settings, endpoint, incarnation, time.monotonic())
         try:
-            server.serve()
+            return server.serve()
         finally:
             server.close()
     except SettingsError:
@@ -64,7 +78,6 @@ def run(settings: ServerSettings, endpoint: Endpoint | None = None) -> int:
         return 1
     finally:
         endpoint.close()
-    return 0
 
 
 class Server:
@@ -110,18 +123,54 @@ class Server:
             "DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"
         )
         self._finished = False
+        self._grace_period = settings.grace_period
+        self._end_due: float | None = None
         _log.info("the own address is %s, %s", host, reason)
         _log.info("listening at %s, %d engine threads of %d OpenMP threads", address, settings.engine_threads, team)
 
-    def serve(self) -> None:
-        """Work until the job has finished.
+    def serve(self) -> int:
+        """Work until the job has finished; returns the exit status. Whatever ends this server, the scheduler is told.
 
         Raises:
             BytePSError: the job was refused or aborted, with the reason.
         """
-        while not self._finished:
-            now = time.monotonic()
-            self.run_once(now, self._link.tick(now))
+        try:
+            with Termination(self._endpoint.wake) as termination:
+                while not self._finished:
+                    now = time.monotonic()
+                    self.run_once(now, self._link.tick(now))
+                    if termination.requested and self._must_end(now, termination.urgent):
+                        self._say_goodbye("was told to end (SIGTERM)")
+                return TERMINATED if termination.requested else 0
+        except KeyboardInterrupt:
+            self._say_goodbye("was interrupted")
+            raise
+        except BytePSError as error:
+            if not termination.requested:
+                raise
+            _log.error("%s", error)
+            return TERMINATED
+
+    def _must_end(self, now: float, urgent: bool) -> bool:
+        """This server was told to end: nothing holds it before the job is complete, afterwards the workers need it."""
+        if self._end_due is None:
+            self._end_due = now
+            if self._rounds is not None and self._grace_period:
+                self._end_due += self._grace_period
+                text = f"it serves until the workers have left, for {self._grace_period:g} s at most"
+                self._link.send(Notice(f"was told to end (SIGTERM): {text} (BYTEPS_GRACE_PERIOD)"))
+                _log.warning("told to end (SIGTERM): %s (BYTEPS_GRACE_PERIOD)", text)
+        return urgent or now >= self._end_due
+
+    def _say_goodbye(self, reason: str) -> None:
+        """Leave the job, and wait a moment until the scheduler has heard that; its answer ends this server, too."""
+        self._finished = True
+        now = time.monotonic()
+        deadline = now + _GOODBYE_SECONDS
+        self._link.send(Bye(reason))
+        with contextlib.suppress(BytePSError):
+            while (now := time.monotonic()) < deadline:
+                self.run_once(now, deadline - now)
 
     def run_once(self, now: float, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for something to do and do it."""
