@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from byteps_py.role import Role
 from byteps_py.settings import LaunchSettings, SchedulerSettings, ServerSettings, WorkerSettings, variables_of
-from byteps_py.types import Role
 
 __all__ = ["KNOWN", "READ", "WITHOUT_EFFECT", "Group", "at_start", "report"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from byteps_py.errors import SettingsError
-from byteps_py.types import Role
+from byteps_py.role import Role
 from byteps_py.variables import (
     Finding,
     Variable,

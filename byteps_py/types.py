@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from byteps_py.errors import UnsupportedError
+from byteps_py.role import Role
 
 __all__ = [
     "DType",
@@ -25,17 +26,6 @@ __all__ = [
 ]
 
 _PARTITION_BITS = 32
-
-
-class Role(str, enum.Enum):
-    """What a process does in the job; the value is the spelling used in ``DMLC_ROLE``."""
-
-    SCHEDULER = "scheduler"
-    SERVER = "server"
-    WORKER = "worker"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 class DType(enum.IntEnum):

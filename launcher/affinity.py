@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from byteps_py.errors import SettingsError
+from byteps_py.role import Role
 from byteps_py.settings import ServerSettings, WorkerSettings, settings_class, variables_of
-from byteps_py.types import Role
 from byteps_py.variables import Variable
 
 __all__ = [

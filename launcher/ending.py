@@ -35,7 +35,7 @@ from typing import TypeAlias
 
 from byteps_py.launcher.processes import describe_status, exit_status
 from byteps_py.launcher.verdict import Verdict
-from byteps_py.types import Role
+from byteps_py.role import Role
 
 __all__ = ["Action", "EndRest", "Ending", "Hush", "Phase", "Reach", "Report", "Say", "Signal"]
 

@@ -16,8 +16,8 @@ from byteps_py.launcher.affinity import OpenMP
 from byteps_py.launcher.arguments import Options
 from byteps_py.launcher.launch import launch, setting
 from byteps_py.launcher.processes import ProcessSpec, module_command
+from byteps_py.role import Role
 from byteps_py.settings import inspect, settings_class
-from byteps_py.types import Role
 
 __all__ = ["Draw", "Machine", "Plan", "plan_job", "plural", "run_job"]
 

@@ -12,8 +12,8 @@ from byteps_py.launcher import arguments
 from byteps_py.launcher.local import run_job
 from byteps_py.launcher.processes import CommandError
 from byteps_py.launcher.role import run_role
+from byteps_py.role import Role
 from byteps_py.settings import read_role
-from byteps_py.types import Role
 
 __all__ = ["main"]
 

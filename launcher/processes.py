@@ -25,7 +25,7 @@ from typing import IO
 from byteps_py import errors
 from byteps_py.launcher.advice import how_to_run
 from byteps_py.launcher.guard import Guard
-from byteps_py.types import Role
+from byteps_py.role import Role
 
 __all__ = [
     "CANNOT_RUN",

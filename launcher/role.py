@@ -17,8 +17,8 @@ from byteps_py.launcher.arguments import Options
 from byteps_py.launcher.launch import launch
 from byteps_py.launcher.local import plural, run_job
 from byteps_py.launcher.processes import ProcessSpec, module_command
+from byteps_py.role import Role
 from byteps_py.settings import WorkerSettings, is_distributed, read, settings_class, why_needless
-from byteps_py.types import Role
 
 __all__ = ["plan_workers", "run_role"]
 

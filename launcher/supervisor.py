@@ -37,7 +37,7 @@ from byteps_py.launcher.processes import (
     exit_status,
 )
 from byteps_py.launcher.sweep import MARK, ROUND_SECONDS, Family, Process, Sweep, read_started, send
-from byteps_py.types import Role
+from byteps_py.role import Role
 
 __all__ = ["Supervisor"]
 

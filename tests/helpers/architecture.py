@@ -12,7 +12,7 @@ from pathlib import Path
 
 PACKAGE = "byteps_py"
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors",),
+    ("errors", "role"),
     ("types",),
     ("variables",),
     ("completion",),
@@ -37,7 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 """From the bottom up: a module imports from its own part and from lower rows. ``__init__`` is the package itself."""
 
-LAUNCHER_MAY_IMPORT = frozenset({"errors", "types", "variables", "completion", "settings", "known_names"})
+LAUNCHER_MAY_IMPORT = frozenset({"errors", "role", "variables", "completion", "settings", "known_names"})
 """The launcher stands apart, so that starting processes loads next to nothing."""
 
 IMPURE = frozenset(

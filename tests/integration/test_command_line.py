@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import byteps_py
 from tests.helpers.jobs import free_port, free_range
 from tests.helpers.terminal import terminal
 
@@ -392,3 +393,15 @@ def test_versions(module: str, name: str) -> None:
         [sys.executable, "-m", module, "--version"], capture_output=True, text=True, timeout=30, check=True
     )
     assert re.fullmatch(rf"{name} \d+\.\d+\.\d+\S*\n", done.stdout)
+
+
+def test_the_launcher_loads_little() -> None:
+    """It is there as long as the job, and a person waits for its first line."""
+    code = (
+        "import sys, types; package = sys.modules['byteps_py'] = types.ModuleType('byteps_py'); "
+        "package.__path__ = [sys.argv[1]]; import byteps_py.launcher.main; "
+        "print([name for name in sys.argv[2:] if name in sys.modules])"
+    )
+    heavy = ("numpy", "zmq", "msgspec", "cffi", "psutil", "torch", "logging", "asyncio", "importlib.metadata")
+    words = [sys.executable, "-c", code, str(Path(byteps_py.__file__).parent), *heavy]
+    assert subprocess.check_output(words, text=True, timeout=30) == "[]\n"
