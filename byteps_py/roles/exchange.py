@@ -17,6 +17,7 @@ from byteps_py.core.pipeline import Pipeline, Start
 from byteps_py.errors import AgreementError, BytePSError, ParticipantLeft, RemoteProtocolError, TransportTimeout
 from byteps_py.kernels import Kernels
 from byteps_py.roles.envelope import Complaints, Envelope, open_frames
+from byteps_py.roles.reach import Reach
 from byteps_py.roles.tensors import Tensor, TensorOperation
 from byteps_py.settings import WorkerSettings
 from byteps_py.transport.base import Buffer, Endpoint
@@ -69,6 +70,7 @@ class Exchange:
         window = (settings.credit or max(_DEFAULT_CREDIT, len(self._servers))) * settings.partition_bytes
         self._pipeline = Pipeline(len(self._servers), window, welcome.rank % len(self._servers))
         self._delivery = Delivery()
+        self._reach = Reach(endpoint, self._servers, settings.lost_timeout)
         self._operations: dict[int, TensorOperation] = {}
         self._last_id = 0
         self._look_due = self._report_due = now
@@ -100,6 +102,7 @@ class Exchange:
         try:
             header, payload = open_frames(frames)
             self._check_sender(header, self._ranks[peer])
+            self._reach.heard(self._ranks[peer])
             return self._dispatch(now, header, payload)
         except RemoteProtocolError as error:
             self._complaints.add(peer, error)
@@ -109,13 +112,16 @@ class Exchange:
         """Ask again for what is overdue; returns the seconds until the next call is due.
 
         Raises:
-            TransportTimeout: an operation has made no progress for ``BYTEPS_STALL_TIMEOUT``.
+            TransportTimeout: an operation has made no progress for ``BYTEPS_STALL_TIMEOUT``, or a server cannot be
+                reached.
         """
         for key, round_, server in self._delivery.due(now):
             self._endpoint.send(self._servers[server], [encode(self._envelope.header(Opcode.PULL, key, round_))])
+            self._reach.asked(server, now)
         if now >= self._look_due:
             self._look_due = now + _LOOK_SECONDS
             self._check_stall(now)
+            self._check_reach(now)
         deadline = self._delivery.next_deadline()
         return _FIRST_REPORT_SECONDS if deadline is None else max(0.0, deadline - now)
 
@@ -188,6 +194,7 @@ class Exchange:
             frames.append(_slice(operation, operation.staging, partition).data)
         self._endpoint.send(self._servers[start.server], frames)
         self._delivery.sent(start.key, start.round, start.server, now)
+        self._reach.asked(start.server, now)
 
     def _result(self, now: float, header: Header, payload: memoryview | None) -> list[TensorOperation]:
         """Copy a result out; a second copy of it, after a repeated question, finds nothing to do."""
@@ -243,6 +250,18 @@ class Exchange:
         del self._operations[identifier]
         self._push_all(now, starts)
 
+    def _check_reach(self, now: float) -> None:
+        """Give up on a server that lives, and that only this worker does not reach."""
+        obstacle = self._reach.check(now)
+        if obstacle is not None:
+            server = self._welcome.servers[obstacle.rank]
+            raise TransportTimeout(
+                f"{server.describe()} cannot be reached at {server.address}, for {obstacle.seconds:.0f} s now "
+                f"(BYTEPS_LOST_TIMEOUT): {obstacle.reason}. The scheduler hears from it, so check the firewall between "
+                "here and there; DMLC_PORT or BYTEPS_PORT_RANGE give a server a port that is open, DMLC_INTERFACE or "
+                "DMLC_NODE_HOST another address"
+            )
+
     def _check_stall(self, now: float) -> None:
         """Speak of operations that make no progress, however well others do, and give up in the end.
 
@@ -284,7 +303,10 @@ class Exchange:
             for partition in each.unaccepted
         }
         servers = [self._welcome.servers[rank] for rank in sorted(silent)]
-        return workers + [f"the acceptance of {each.describe()} at {each.address}" for each in servers]
+        texts = [f"the acceptance of {each.describe()} at {each.address}" for each in servers]
+        if silent and (why := self._reach.why_not(min(silent))):  # the first only: each may take two seconds
+            texts[0] += f" ({why})"
+        return workers + texts
 
 
 def _partition(operation: TensorOperation, key: int) -> Partition:

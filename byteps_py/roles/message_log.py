@@ -44,6 +44,7 @@ class _LoggingEndpoint:
         self.listen = endpoint.listen
         self.connect = endpoint.connect
         self.diagnose = endpoint.diagnose
+        self.obstacle = endpoint.obstacle
         self.wake = endpoint.wake
         self.close = endpoint.close
 

@@ -55,6 +55,10 @@ class Endpoint(Protocol):
         May take two seconds: only for a peer that is waited for anyway.  Empty if nothing can be said.
         """
 
+    def obstacle(self, peer: bytes) -> str:
+        """What keeps a connection to ``peer`` from being made, as :meth:`diagnose` says it; empty if one can be made,
+        whoever answers there, or if that cannot be told.  May take two seconds as well."""
+
     def send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
         """Queue one message. False if ``peer`` has never been seen or is no longer connected."""
 

@@ -92,6 +92,10 @@ class LoopbackEndpoint:
         """See :meth:`byteps_py.transport.base.Endpoint.diagnose`."""
         return ""
 
+    def obstacle(self, peer: bytes) -> str:
+        """See :meth:`byteps_py.transport.base.Endpoint.obstacle`."""
+        return ""
+
     def flush(self) -> None:
         """Deliver what was sent before the listener was there."""
         for peer, address in self._targets.items():

@@ -28,6 +28,7 @@ class Verdict(Enum):
     REFUSED = "refused"
     SILENT = "silent"
     UNREACHABLE = "unreachable"
+    UNTRIED = "untried"
 
 
 class Finding(NamedTuple):
@@ -58,7 +59,7 @@ def probe(address: str, port: int, timeout: float = PROBE_SECONDS) -> Finding:
         return _REFUSED
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            return Finding(Verdict.UNREACHABLE, "it cannot be tried: too many open files (`ulimit -n`)")
+            return Finding(Verdict.UNTRIED, "it cannot be tried: too many open files (`ulimit -n`)")
         return Finding(Verdict.UNREACHABLE, f"it cannot be reached ({error.strerror or error})")
 
 

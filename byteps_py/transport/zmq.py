@@ -31,7 +31,7 @@ from byteps_py.errors import TransportError
 from byteps_py.transport import descriptors, listening
 from byteps_py.transport.base import Buffer, Message, tcp_address
 from byteps_py.transport.dialing import Dial
-from byteps_py.transport.probe import probe
+from byteps_py.transport.probe import Verdict, probe
 from byteps_py.transport.resolve import is_numeric, resolve, split_address
 
 __all__ = ["ZmqEndpoint"]
@@ -42,6 +42,8 @@ _RECONNECT_MS: Final = 100
 _RECONNECT_MAX_MS: Final = 1000
 _KEEPALIVE_SECONDS: Final = 10
 _RETRANSMIT_MS: Final = 15_000
+_IN_THE_WAY: Final = (Verdict.REFUSED, Verdict.SILENT, Verdict.UNREACHABLE)
+"""What a probe finds where no connection can be made."""
 
 
 class ZmqEndpoint:
@@ -105,6 +107,11 @@ class ZmqEndpoint:
         """See :meth:`byteps_py.transport.base.Endpoint.diagnose`."""
         dial = self._dials.get(peer)
         return probe(*self._addresses[peer]).text if dial is None else dial.trouble
+
+    def obstacle(self, peer: bytes) -> str:
+        """See :meth:`byteps_py.transport.base.Endpoint.obstacle`."""
+        finding = probe(*self._addresses[peer])
+        return finding.text if finding.verdict in _IN_THE_WAY else ""
 
     def send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
         """See :meth:`byteps_py.transport.base.Endpoint.send`. Frames under 64 KiB are copied, larger ones are lent."""

@@ -343,5 +343,7 @@ def test_why_an_address_does_not_answer_is_found_out(open_endpoint: Make) -> Non
     address = server.listen(ANY)
     client.connect(b"server", address)
     assert "speaks ZeroMQ" in client.diagnose(b"server")
+    assert client.obstacle(b"server") == ""
     server.close()
     assert "connections are refused" in client.diagnose(b"server")
+    assert "connections are refused" in client.obstacle(b"server")

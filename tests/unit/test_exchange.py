@@ -15,7 +15,7 @@ from byteps_py.roles.exchange import Exchange
 from byteps_py.roles.pending import Pending
 from byteps_py.roles.tensors import Tensor, TensorOperation
 from byteps_py.settings import WorkerSettings
-from byteps_py.transport.loopback import LoopbackNetwork
+from byteps_py.transport.loopback import LoopbackEndpoint, LoopbackNetwork
 from byteps_py.types import DType, Operation, Participant, Partition, ServerInfo, TensorSpec, make_key
 from byteps_py.wire.control import Placement, Welcome
 from byteps_py.wire.header import RANK_ENTRY, Opcode, encode
@@ -23,6 +23,7 @@ from byteps_py.wire.header import RANK_ENTRY, Opcode, encode
 SETTINGS = WorkerSettings(num_worker=2, num_server=1, root_uri="127.0.0.1", root_port=9, stall_timeout=100.0)
 SERVER = Envelope(0, 77, 600, 1)
 WORKERS = (Participant(0, 0, 0, 1, "host-a", 10, 500), Participant(1, 1, 0, 1, "host-b", 11, 501))
+SILENT = "server 0 (pid 12 on host-c) at tcp://127.0.0.1:50001"
 PARTITION = 4
 """Elements."""
 
@@ -147,3 +148,30 @@ def test_after_a_stall_that_ended_the_next_one_is_spoken_of_as_soon(caplog: pyte
     bench.result(15.0, 0, 0)
     bench.submit(16.0, "v")
     assert list(spoken(bench, caplog, 16, 40)) == [26]
+
+
+def test_a_server_that_cannot_be_reached_is_given_up_and_the_obstacle_is_named(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LoopbackEndpoint, "obstacle", lambda self, peer: f"no way to {peer.decode()}")
+    bench = Bench(lost_timeout=30.0)
+    bench.submit(0.0, "w")
+    said = spoken(bench, caplog, 0, 35)
+    assert list(said) == [10]
+    assert said[10].endswith(f"missing the acceptance of {SILENT} (no way to server-0)")
+    with pytest.raises(TransportTimeout) as caught:
+        bench.exchange.tick(35.0)
+    name = SILENT.replace(" at ", " cannot be reached at ")
+    assert str(caught.value).startswith(
+        f"{name}, for 35 s now (BYTEPS_LOST_TIMEOUT): no way to server-0. The scheduler"
+    )
+    assert "DMLC_PORT or BYTEPS_PORT_RANGE" in str(caught.value)
+
+
+def test_a_server_that_answers_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LoopbackEndpoint, "obstacle", lambda self, peer: "no way")
+    bench = Bench(lost_timeout=30.0)
+    bench.submit(0.0, "w")
+    for now in range(90):
+        bench.exchange.tick(float(now))
+        bench.lacks(float(now), 0, 0, 1)

@@ -93,7 +93,7 @@ def test_nobody_listens(listener: Listener) -> None:
             Verdict.UNREACHABLE,
             "it cannot be reached (No route to host)",
         ),
-        (OSError(errno.EMFILE, "x"), Verdict.UNREACHABLE, "it cannot be tried: too many open files (`ulimit -n`)"),
+        (OSError(errno.EMFILE, "x"), Verdict.UNTRIED, "it cannot be tried: too many open files (`ulimit -n`)"),
     ],
 )
 def test_no_connection(monkeypatch: pytest.MonkeyPatch, error: OSError, verdict: Verdict, text: str) -> None:
