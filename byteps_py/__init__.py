@@ -6,43 +6,50 @@
 
     bps.init()
     total = bps.push_pull(array, "name")
+
+What is named here is loaded when it is first used, since the launcher, a part of this package, needs none of it.
 """
 
 from __future__ import annotations
 
-from importlib.util import find_spec as _find_spec
+from importlib import import_module as _import_module
+from importlib.machinery import EXTENSION_SUFFIXES as _EXTENSION_SUFFIXES
+from pathlib import Path as _Path
+from typing import TYPE_CHECKING
 from warnings import warn as _warn
 
-from byteps_py.errors import (
-    AgreementError,
-    BytePSError,
-    JobAborted,
-    JobRefused,
-    KernelError,
-    MembershipError,
-    NotInitializedError,
-    ParticipantLeft,
-    ProtocolError,
-    SettingsError,
-    TransportError,
-    TransportTimeout,
-    UnsupportedError,
-)
-from byteps_py.objects import broadcast_object
-from byteps_py.operations import AVG, SUM, broadcast, declare, poll, push_pull, push_pull_async, synchronize
-from byteps_py.session import (
-    barrier,
-    get_pushpull_speed,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-    step,
-)
-from byteps_py.settings import wants_native_kernels as _wants_native_kernels
+if TYPE_CHECKING:
+    from byteps_py.errors import (
+        AgreementError,
+        BytePSError,
+        JobAborted,
+        JobRefused,
+        KernelError,
+        MembershipError,
+        NotInitializedError,
+        ParticipantLeft,
+        ProtocolError,
+        SettingsError,
+        TransportError,
+        TransportTimeout,
+        UnsupportedError,
+    )
+    from byteps_py.objects import broadcast_object
+    from byteps_py.operations import AVG, SUM, broadcast, declare, poll, push_pull, push_pull_async, synchronize
+    from byteps_py.session import (
+        barrier,
+        get_pushpull_speed,
+        init,
+        is_initialized,
+        local_rank,
+        local_size,
+        rank,
+        shutdown,
+        size,
+        step,
+    )
+
+    __version__: str
 
 __all__ = [
     "AVG",
@@ -60,6 +67,7 @@ __all__ = [
     "TransportError",
     "TransportTimeout",
     "UnsupportedError",
+    "__version__",
     "barrier",
     "broadcast",
     "broadcast_object",
@@ -79,7 +87,53 @@ __all__ = [
     "synchronize",
 ]
 
-if _find_spec("byteps_py.kernels._native") is None and _wants_native_kernels():
+_MODULES = {
+    "broadcast_object": "objects",
+    **dict.fromkeys(
+        ("AVG", "SUM", "broadcast", "declare", "poll", "push_pull", "push_pull_async", "synchronize"), "operations"
+    ),
+    **dict.fromkeys(
+        (
+            "barrier",
+            "get_pushpull_speed",
+            "init",
+            "is_initialized",
+            "local_rank",
+            "local_size",
+            "rank",
+            "shutdown",
+            "size",
+            "step",
+        ),
+        "session",
+    ),
+}
+"""Where a name of ``__all__`` comes from, if not from ``errors``."""
+
+
+if not TYPE_CHECKING:  # a checker is to know that there are no other names
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name == "__version__":
+            found: object = _import_module("byteps_py.roles.member").package_version()
+        else:
+            found = getattr(_import_module(f"byteps_py.{_MODULES.get(name, 'errors')}"), name)
+        globals()[name] = found
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _is_built() -> bool:
+    folder = _Path(__file__).parent / "kernels"
+    return any((folder / f"_native{suffix}").exists() for suffix in _EXTENSION_SUFFIXES)
+
+
+if not _is_built() and _import_module("byteps_py.settings").wants_native_kernels():
     # Not an error: a single process needs no kernels, and BYTEPS_KERNELS=reference needs no compiler.
     _warn(
         "this byteps_py is a source tree whose C extension was never built: run `pip install -e .` in it",

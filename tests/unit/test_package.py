@@ -1,0 +1,43 @@
+"""The package itself: what it names, and that naming it loads next to nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+import byteps_py
+
+
+@pytest.mark.parametrize("name", byteps_py.__all__)
+def test_every_name_is_there(name: str) -> None:
+    assert getattr(byteps_py, name) is not None
+    assert name in dir(byteps_py)
+
+
+def test_names_are_the_ones_that_are_defined_elsewhere() -> None:
+    from byteps_py import errors, objects, operations, session
+
+    for name in set(byteps_py.__all__) - {"__version__"}:
+        homes = [module for module in (errors, objects, operations, session) if name in module.__all__]
+        assert [getattr(home, name) for home in homes] == [getattr(byteps_py, name)], name
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    assert byteps_py.__version__ == version("byteps_py")
+
+
+def test_no_other_name() -> None:
+    with pytest.raises(AttributeError, match="module 'byteps_py' has no attribute 'push'"):
+        byteps_py.push  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.timeout(60)
+def test_the_launcher_loads_little() -> None:
+    code = (
+        "import sys, byteps_py.launcher.main; print(*sorted({'numpy', 'zmq', 'msgspec', 'psutil'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert result.stdout.split() == []
