@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,8 @@ class LogFile:
     def __init__(self, path: Path, complain: Callable[[str], None]) -> None:
         self._path = path
         self._complain: Callable[[str], None] | None = complain
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.parent.mkdir(parents=True)
         # Appending, so that somebody else may empty the file meanwhile.
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
 

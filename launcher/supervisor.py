@@ -85,6 +85,7 @@ class Supervisor:
         self._service_streams: list[Stream] = []
         self._ending = Ending([])
         self._rest: Sweep | None = None
+        self._told: set[Process] = set()
         self._guard: Guard | None = None
         self._herald: Herald | None = None
 
@@ -232,7 +233,7 @@ class Supervisor:
             elif isinstance(action, Report):
                 self._report(action)
             elif isinstance(action, EndRest):
-                self._rest = Sweep(self._find_rest, action.kill_at)
+                self._rest = Sweep(self._find_rest, action.kill_at, self._told)
             elif isinstance(action, Hush):
                 for stream in self._service_streams:
                     stream.hush()
@@ -247,7 +248,10 @@ class Supervisor:
     def _signal(self, action: Signal) -> None:
         children = [self._children[index] for index in action.processes]
         if action.reach is Reach.SESSION:
-            send(self._family.sessions([child.pid for child in children]), action.number)
+            members = self._family.sessions([child.pid for child in children])
+            send(members, action.number)
+            if action.number == signal.SIGTERM:
+                self._told |= members
             return
         for child in children:
             child.signal(action.number, group=action.reach is Reach.GROUP)
@@ -278,7 +282,7 @@ class Supervisor:
         if self._herald is not None:
             self._herald.kill()
         grace = 0.0 if self._ending.phase is Phase.KILLED else CLEAN_UP_SECONDS
-        sweep = Sweep(self._family.find, time.monotonic() + grace)
+        sweep = Sweep(self._family.find, time.monotonic() + grace, self._told)
         while not sweep.round(time.monotonic()):
             if self._is_ended_within(wakeup, ROUND_SECONDS):
                 sweep.kill_at = min(sweep.kill_at, time.monotonic())

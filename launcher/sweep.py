@@ -124,11 +124,12 @@ class Sweep:
     Args:
         find: who is there.
         kill_at: time of :func:`time.monotonic` from which on it is SIGKILL instead of SIGTERM.
+        told: who has had SIGTERM already, which nobody gets twice; filled here.
     """
 
-    def __init__(self, find: Callable[[], set[Process]], kill_at: float) -> None:
+    def __init__(self, find: Callable[[], set[Process]], kill_at: float, told: set[Process]) -> None:
         self._find = find
-        self._asked: set[Process] = set()
+        self._told = told
         self.kill_at = kill_at
         self.left: set[Process] = set()
         """Who was there at the last round."""
@@ -140,8 +141,8 @@ class Sweep:
         if now >= self.kill_at:
             send(self.left, signal.SIGKILL)
         else:
-            send(self.left - self._asked, signal.SIGTERM)
-            self._asked |= self.left
+            send(self.left - self._told, signal.SIGTERM)
+            self._told |= self.left
         return not self.left or now >= self.kill_at + STUBBORN_SECONDS
 
 
@@ -198,7 +199,7 @@ def _guard() -> None:
         pid, started = line.split()
         family.enrol(int(pid), int(started))
     _say(f"bpslaunch (pid {launcher}) was killed: ending its processes")
-    sweep = Sweep(family.find, time.monotonic() + GRACE_SECONDS)
+    sweep = Sweep(family.find, time.monotonic() + GRACE_SECONDS, set())
     while not sweep.round(time.monotonic()):
         time.sleep(ROUND_SECONDS)
     if sweep.left:

@@ -76,7 +76,8 @@ class Launch:
                 stdin=stdin,
                 stdout=out if stdout is None else stdout,
                 stderr=err,
-                start_new_session=True,
+                # A group of its own, as in a shell: in a session of its own it could not be stopped by SIGTSTP.
+                preexec_fn=os.setpgrp,  # noqa: PLW1509
             )
 
     @property

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from byteps_py.launcher import output
+from byteps_py.launcher.logfile import LogFile
 from byteps_py.launcher.output import Sink, Stream
 
 
@@ -21,10 +23,10 @@ class Pipes:
         self._writing = [writing]
         self._streams: list[Stream] = []
 
-    def stream(self, label: bytes) -> tuple[Stream, int]:
+    def stream(self, label: bytes, log: LogFile | None = None) -> tuple[Stream, int]:
         reading, writing = os.pipe()
         self._writing.append(writing)
-        self._streams.append(Stream(os.fdopen(reading, "rb", buffering=0), label, self.sink))
+        self._streams.append(Stream(os.fdopen(reading, "rb", buffering=0), label, self.sink, log))
         return self._streams[-1], writing
 
     def end(self, writing: int) -> None:
@@ -178,3 +180,77 @@ def test_a_sink_whose_descriptor_does_not_block_keeps_its_bytes(pipes: Pipes) ->
     pipes.sink.put(pipes, b"", data)
     assert pipes.shown() == data
     assert not pipes.sink.broken
+
+
+INTERRUPTED = b'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\nKeyboardInterrupt\n'
+
+
+def test_a_log_gets_all_that_is_read_as_it_is(pipes: Pipes, tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "log", print)
+    stream, writing = pipes.stream(b"[w] ", log)
+    feed(stream, writing, b"\r10%", b"\r20%\xff\n", b"unfinished")
+    stream.put_screen()
+    stream.hush()
+    feed(stream, writing, b"\n" + INTERRUPTED)
+    assert (tmp_path / "log").read_bytes() == b"\r10%\r20%\xff\nunfinished\n" + INTERRUPTED
+    log.close()
+
+
+def test_a_screen_leaves_out_interruptions(pipes: Pipes) -> None:
+    stream, writing = pipes.stream(b"[w] ")
+    feed(stream, writing, b"before\n", INTERRUPTED)
+    stream.put_screen()
+    feed(stream, writing, INTERRUPTED[:50], INTERRUPTED[50:], b"after\n")
+    shown = b"".join(b"[w] " + line for line in (b"before\n" + INTERRUPTED + b"after\n").splitlines(keepends=True))
+    assert pipes.shown() == shown
+
+
+def test_a_screen_waits_for_the_rest_of_a_traceback_but_not_for_a_chain(pipes: Pipes) -> None:
+    stream, writing = pipes.stream(b"")
+    stream.put_screen()
+    feed(stream, writing, INTERRUPTED[:50])
+    assert stream.show_at is None
+    feed(stream, writing, INTERRUPTED[50:])
+    assert stream.show_at is not None
+    stream.flush()
+    assert stream.show_at is None
+    failed = INTERRUPTED.replace(b"KeyboardInterrupt", b"OSError")
+    feed(stream, writing, failed)
+    assert pipes.shown() == b""
+    stream.flush()
+    assert pipes.shown() == failed
+
+
+def test_a_screen_lets_progress_bars_and_prompts_pass(pipes: Pipes) -> None:
+    stream, writing = pipes.stream(b"[w] ")
+    stream.put_screen()
+    feed(stream, writing, b"\r 10%", b"\r 20%")
+    assert stream.show_at is not None
+    stream.flush()
+    assert pipes.shown() == b"\r[w]  10%\r[w]  20%"
+
+
+def test_what_a_screen_holds_at_the_end_is_shown(pipes: Pipes) -> None:
+    stream, writing = pipes.stream(b"")
+    stream.put_screen()
+    feed(stream, writing, INTERRUPTED[:40])
+    pipes.end(writing)
+    assert not stream.read()
+    assert pipes.shown() == INTERRUPTED[:40]
+
+
+def test_the_last_line_of_an_interruption_may_lack_its_newline(pipes: Pipes) -> None:
+    stream, writing = pipes.stream(b"")
+    stream.put_screen()
+    feed(stream, writing, INTERRUPTED[:-1])
+    pipes.end(writing)
+    assert not stream.read()
+    assert pipes.shown() == b""
+
+
+def test_a_hushed_stream_shows_nothing(pipes: Pipes) -> None:
+    stream, writing = pipes.stream(b"")
+    stream.hush()
+    feed(stream, writing, b"one\n", b"unfinished")
+    stream.flush()
+    assert pipes.shown() == b""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from byteps_py.launcher.processes import CommandError, describe_status, exit_status, find
+from byteps_py.launcher.processes import CommandError, Ends, describe_status, exit_status, find
 
 
 @pytest.mark.parametrize(
@@ -18,6 +20,9 @@ from byteps_py.launcher.processes import CommandError, describe_status, exit_sta
         (-9, "was killed by signal 9 (SIGKILL)", 137),
         (-15, "was killed by signal 15 (SIGTERM)", 143),
         (-50, "was killed by signal 50", 178),
+        (128, "exited with status 128", 128),
+        (137, "exited with status 137 (as by SIGKILL)", 137),
+        (255, "exited with status 255", 255),
     ],
 )
 def test_statuses(status: int, text: str, shell: int) -> None:
@@ -42,6 +47,39 @@ def test_a_file_that_is_no_program(tmp_path: Path) -> None:
         with pytest.raises(CommandError, match="is not an executable file") as caught:
             find(word, None)
         assert caught.value.status == 126
+
+
+def test_a_script_as_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print()")
+    with pytest.raises(CommandError) as caught:
+        find("./train.py", None)
+    text = "'./train.py' is not an executable file: run it with 'python ./train.py', or chmod +x it"
+    assert (caught.value.status, str(caught.value)) == (126, text)
+    with pytest.raises(CommandError) as caught:
+        find("train.py", "/nowhere")
+    text = "there is no command 'train.py', but a file of that name is here: run it with 'python train.py'"
+    assert (caught.value.status, str(caught.value)) == (127, text)
+
+
+def test_processes_end_in_an_order() -> None:
+    children = [subprocess.Popen(["sleep", "1000"]) for _ in range(5)]
+    ends = Ends()
+    try:
+        for child in children:
+            ends.watch(child.pid)
+        assert ends.take() == []
+        order = [children[index].pid for index in (3, 0, 4, 1)]
+        for pid in order:
+            os.kill(pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert ends.take() == order
+        assert ends.take() == []
+    finally:
+        ends.close()
+        for child in children:
+            child.kill()
+            child.wait()
 
 
 @pytest.mark.parametrize("word", ["", "/no/such/file", "no such command"])
