@@ -1,7 +1,7 @@
 # The commands of this project. Each works as the first one in a fresh clone: it makes .venv when it is needed.
 #
 # PYTHON  the interpreter that .venv is made with (3.10 or newer)
-# ARGS    further arguments for pytest:  make test ARGS='-k barrier -x'
+# ARGS    further arguments for pytest:  make test ARGS='-k barrier -x'; with ARGS=-n0 one test after the other
 
 PYTHON ?= python3
 TORCH := 2.13.0
@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types format docs sanitize bench build clean
+.PHONY: help demo test versions check lint types format docs sanitize bench build clean
 
 help: ## show this list
 	@echo 'make COMMAND, each of which first makes $(VENV) if need be:'
@@ -21,7 +21,10 @@ demo: $(STAMP) ## train a small network on handwritten digits: a scheduler, a se
 	$(BIN)/bpslaunch -n 2 -s 1 -- $(BIN)/python examples/torch_digits.py --epochs 5 --seed 1
 
 test: $(STAMP) ## run the tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 4 --dist loadgroup $(ARGS)
+
+versions: $(STAMP) ## run the tests that need no torch on every Python that is here, and with the oldest dependencies
+	$(BIN)/python scripts/versions.py $(ARGS)
 
 check: lint types ## lint and types
 
@@ -48,7 +51,7 @@ bench: $(STAMP) ## measure the kernels
 build: $(STAMP) ## make .venv and compile csrc/, again if it changed
 
 clean: ## remove .venv and everything that was generated
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-versions .editable build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find byteps_py launcher tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
 	find byteps_py -name '*.so' -delete
 

@@ -11,11 +11,13 @@ from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.editable_wheel import editable_wheel
 from setuptools.errors import CCompilerError, ExecError, PlatformError
 
 if not sys.platform.startswith("linux"):
     sys.exit(f"byteps_py runs on Linux only, and this is {sys.platform}.")
 
+_EDITABLE = ".editable"
 _OPENMP_PROBE = "#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n"
 
 
@@ -41,6 +43,23 @@ class BuildKernels(build_ext):
         return f"{compiler[0]!r} failed as shown above, though it knows OpenMP; gcc 9 or later is needed"
 
 
+class EditableInstallation(editable_wheel):
+    """Puts a folder that holds nothing but the package into ``sys.path``.
+
+    By default setuptools makes a finder instead, which Python asks after all folders: a folder byteps_py without an
+    ``__init__.py`` in the user's own, such as the clone itself seen from outside, would then be taken for the package.
+    The root of the clone cannot be in ``sys.path``, since it has a ``tests`` and a ``launcher``.
+    """
+
+    def finalize_options(self) -> None:
+        package = Path(_EDITABLE, "byteps_py")
+        package.parent.mkdir(exist_ok=True)
+        if not package.is_symlink():
+            package.symlink_to(Path("..", "byteps_py"))
+        self.distribution.package_dir = {"": _EDITABLE}
+        super().finalize_options()
+
+
 def _links_with_openmp(compiler: list[str]) -> bool:
     with tempfile.TemporaryDirectory() as directory:
         source = Path(directory, "probe.c")
@@ -57,6 +76,6 @@ setup(
     packages=find_packages(include=["byteps_py", "byteps_py.*"]),
     package_data={"byteps_py": ["py.typed"], "byteps_py.kernels": ["*.pyi"]},
     cffi_modules=["csrc/build_kernels.py:ffibuilder"],
-    cmdclass={"build_ext": BuildKernels},
+    cmdclass={"build_ext": BuildKernels, "editable_wheel": EditableInstallation},
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if _STABLE_ABI else {},
 )

@@ -15,6 +15,7 @@ import pytest
 from tests.helpers.jobs import job
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn, which has the digits, is missing")
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 BOTH = [pytest.param("torch_digits.py", marks=needs_torch), "numpy_digits.py"]
 

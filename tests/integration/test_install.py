@@ -1,4 +1,4 @@
-"""A normal installation, used outside the source tree; and a source tree that was never built."""
+"""A normal installation and an editable one, used outside the source tree; and a source tree that was never built."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.trees import copy_sources
+from tests.helpers.trees import ROOT, copy_sources
 
+_PIP = (sys.executable, "-m", "pip")
 _PUSH_PULL = "import byteps_py as bps, numpy as np; bps.init(); print(bps.push_pull(np.ones(3), 'x'))"
 
 
@@ -41,19 +42,27 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("install")
     source = copy_sources(folder / "source")
-    pip = (sys.executable, "-m", "pip")
-    _run(*pip, "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", folder, source, cwd=folder)
+    _run(sys.executable, "-W", "ignore", "setup.py", "-q", "sdist", "--dist-dir", folder, cwd=source)
+    (archive,) = folder.glob("*.tar.gz")
+    _run(*_PIP, "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", folder, archive, cwd=folder)
     (wheel,) = folder.glob("*.whl")
     assert "-cp310-abi3-linux" in wheel.name
-    _run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
-    python = folder / "venv" / "bin" / "python"
-    _run(*pip, "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=folder)
-    site, _ = _run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder)
-    Path(site.strip(), "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    python = _environment(folder / "venv")
+    _run(*_PIP, "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=folder)
     return python.parent
 
 
+def _environment(folder: Path) -> Path:
+    """The interpreter of a new virtual environment that has all but byteps_py."""
+    _run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
+    python = folder / "bin" / "python"
+    site, _ = _run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder)
+    Path(site.strip(), "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    return python
+
+
 @pytest.mark.timeout(240)
+@pytest.mark.xdist_group("install")
 class TestInstalled:
     def test_a_job_runs_outside_the_source_tree(self, installed: Path, tmp_path: Path) -> None:
         command = ("bpslaunch", "-n", "2", "-s", "1", "--", "python", "-c", _PUSH_PULL)
@@ -77,9 +86,50 @@ class TestInstalled:
         code = "import byteps_py, pathlib; print((pathlib.Path(byteps_py.__file__).parent / 'py.typed').exists())"
         assert _run(installed / "python", "-c", code, cwd=tmp_path)[0] == "True\n"
 
+    def test_every_module_is_installed(self, installed: Path, tmp_path: Path) -> None:
+        code = "import importlib.metadata as m; print(*m.files('byteps_py'))"
+        output, _ = _run(installed / "python", "-c", code, cwd=tmp_path)
+        modules = {each for each in output.split() if each.endswith((".py", ".pyi"))}
+        folders = (ROOT / "byteps_py", ROOT / "byteps_py" / "launcher")
+        sources = {str(each.relative_to(ROOT)) for folder in folders for each in folder.rglob("*.py*")}
+        assert modules == {each for each in sources if each.endswith((".py", ".pyi"))}
+
+    def test_extras_and_their_requirements(self, installed: Path, tmp_path: Path) -> None:
+        code = "import importlib.metadata as m; print('\\n'.join(m.requires('byteps_py')))"
+        output, _ = _run(installed / "python", "-c", code, cwd=tmp_path)
+        requirements = [each.replace("'", '"') for each in output.splitlines()]
+        assert 'torch>=2.1; extra == "torch"' in requirements
+        assert 'mxnet==1.9.1; python_version < "3.12" and extra == "mxnet"' in requirements
+        assert [each.partition(">")[0] for each in requirements if "extra" not in each] == [
+            *("numpy", "pyzmq", "cffi", "psutil", "msgspec")
+        ]
+
     @pytest.mark.parametrize("command", ["bps", "bpslaunch"])
     def test_commands_know_their_version(self, installed: Path, tmp_path: Path, command: str) -> None:
         assert " 0.1.0\n" in _run(installed / command, "--version", cwd=tmp_path)[0]
+
+
+@pytest.mark.timeout(240)
+class TestEditable:
+    def test_a_folder_of_the_same_name_is_not_taken_for_the_package(self, tmp_path: Path) -> None:
+        """The reader stands beside the clone, and setuptools' own way would find its folder first."""
+        clone = copy_sources(tmp_path / "byteps_py")
+        (clone / "tests").mkdir()
+        (clone / "tests" / "__init__.py").touch()
+        compiler = tmp_path / "cc"
+        compiler.write_text('#!/bin/bash\nexec gcc "${@/#-O3/-O0}"\n', encoding="utf-8")
+        compiler.chmod(0o755)
+        python = _environment(tmp_path / "venv")
+        pip = (*_PIP, "--python", python, "install", "--no-build-isolation", "--no-deps", "--no-index")
+        _run(*pip, "--editable", clone, cwd=tmp_path, CC=str(compiler))
+        (tmp_path / "train.py").write_text(_PUSH_PULL, encoding="utf-8")
+        command = (python.parent / "bpslaunch", "-n", "1", "-s", "1", "python", "train.py")
+        assert _run(*command, cwd=tmp_path, path=python.parent)[0] == "[worker 0] [1. 1. 1.]\n"
+        for folder in (tmp_path, tmp_path / "venv", clone):
+            code = "import byteps_py, importlib.util as u; print(byteps_py.__file__, u.find_spec('launcher'))"
+            found, launcher = _run(python, "-c", code, cwd=folder)[0].split(maxsplit=1)
+            assert Path(found).resolve() == clone / "byteps_py" / "__init__.py"
+            assert (launcher == "None\n") == (folder != clone)
 
 
 class TestNeverBuilt:

@@ -100,6 +100,7 @@ print('done')
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_tensor_of_a_gigabyte(tmp_path: Path) -> None:
     if psutil.virtual_memory().available < 12e9:

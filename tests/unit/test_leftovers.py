@@ -10,8 +10,12 @@ import tempfile
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.helpers import leftovers
+
+# They leave things for each other to see.
+pytestmark = pytest.mark.xdist_group("leftovers")
 
 _SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 

@@ -1,0 +1,103 @@
+"""scripts/versions.py: which Pythons are found and chosen, and which versions are the oldest."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def versions() -> ModuleType:
+    path = Path(__file__).resolve().parents[2] / "scripts" / "versions.py"
+    spec = importlib.util.spec_from_file_location("versions", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def _python(path: Path, answer: str, status: int = 0) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho {answer}\nexit {status}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_pythons_in_path_and_those_of_pyenv_are_candidates(
+    versions: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_path = _python(tmp_path / "bin" / "python3.12", "3.12.1 0")
+    of_pyenv = [_python(tmp_path / "root" / "versions" / each / "bin" / "python", "") for each in ("3.10.13", "3.13.0")]
+    _python(tmp_path / "bin" / "pyenv", str(tmp_path / "root"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    own, *others = versions.candidates()
+    assert Path(own).parent == Path(sys.base_prefix, "bin")
+    assert others == [in_path, *of_pyenv]
+
+
+def test_what_is_no_python_with_the_gil_is_left_out(versions: ModuleType, tmp_path: Path) -> None:
+    paths = [
+        _python(tmp_path / "shim", "no such version >&2", 127),
+        _python(tmp_path / "free-threaded", "3.13.1 1"),
+        str(tmp_path / "missing"),
+        _python(tmp_path / "good", "3.13.0 0"),
+    ]
+    assert list(versions.ask(paths)) == [versions.Interpreter(paths[3], "3.13.0")]
+
+
+def test_it_finds_the_python_that_it_runs_on(versions: ModuleType) -> None:
+    (found,) = versions.ask([sys.executable])
+    assert found.minor == f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def test_the_first_of_each_version_is_taken_and_none_beyond_the_supported(versions: ModuleType) -> None:
+    found = [versions.Interpreter(f"/{version}", version) for version in ("3.12.1", "3.9.18", "3.10.13", "3.12.4")]
+    assert {minor: each.path for minor, each in versions.choose(found).items()} == {
+        "3.10": "/3.10.13",
+        "3.12": "/3.12.1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("requirement", "expected"),
+    [
+        ("numpy>=1.23.5", "numpy==1.23.5"),
+        ('pytest>=8.2; extra == "test"', "pytest==8.2"),
+        ('torch>=2.1; extra == "torch"', None),
+        ('numpy<1.24; python_version < "3.12" and extra == "mxnet"', None),
+    ],
+)
+def test_the_lowest_version_of_a_requirement(versions: ModuleType, requirement: str, expected: str | None) -> None:
+    assert versions.lowest(requirement) == expected
+
+
+def test_columns_of_the_table_are_below_one_another(versions: ModuleType) -> None:
+    outcomes = [
+        versions.Outcome("3.10.13", "2.2.6 27.3.0 0.23.0", "5 passed in 3 s", True),
+        versions.Outcome("3.13", "", "skipped: not on this machine", True),
+    ]
+    assert versions.table(outcomes) == [
+        "Python   numpy, pyzmq, msgspec  result",
+        "3.10.13  2.2.6 27.3.0 0.23.0    5 passed in 3 s",
+        "3.13                            skipped: not on this machine",
+    ]
+
+
+def test_a_failure_anywhere_is_the_exit_status(versions: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Runs:
+        def __init__(self, folder: Path, arguments: list[str]) -> None:
+            assert arguments == ["-k", "x"]
+
+        def run(self, python: object, *, oldest: bool) -> object:
+            return versions.Outcome("3", "", "", ok=not (oldest and failing))
+
+    monkeypatch.setattr(versions, "Runs", Runs)
+    monkeypatch.setattr(versions, "ask", lambda _: [versions.Interpreter("/3.11.7", "3.11.7")])
+    for failing in (False, True):
+        assert versions.main(["-k", "x"]) == failing
