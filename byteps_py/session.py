@@ -13,17 +13,15 @@ import logging
 import operator
 import os
 import secrets
-import sys
 import threading
-import traceback
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Final, Protocol
 
 import numpy.typing as npt
 
 from byteps_py import kernels, known_names
-from byteps_py.errors import BytePSError, NotInitializedError, SettingsError
+from byteps_py.errors import BytePSError, JobRefused, NotInitializedError, SettingsError
+from byteps_py.roles import last_words
 from byteps_py.roles.address import check_interface
 from byteps_py.roles.local import LocalWorker
 from byteps_py.roles.member import worker_identity
@@ -60,8 +58,6 @@ __all__ = [
 ]
 
 _log = logging.getLogger("byteps_py.worker")
-_EXIT_GRACE_SECONDS: Final = 4.0
-"""Between the end of an aborted job and the end of this process, for handlers that save what they can."""
 _LAST_STEP: Final = 2**64 - 1
 
 
@@ -186,6 +182,8 @@ class Session:
 _state_lock = threading.Lock()
 _session: Session | None = None
 _session_pid = 0
+_joined: list[int] = []
+"""The processes, this one and those from which it was forked, that have joined a distributed job."""
 
 
 def init(lazy: bool = True) -> None:
@@ -207,14 +205,15 @@ def init(lazy: bool = True) -> None:
     with _state_lock:
         if _session is not None and _session_pid == os.getpid():
             return
-        _watch_exceptions()
-        role = read_role()
-        if role in (Role.SERVER, Role.SCHEDULER):
-            raise SettingsError(
-                f"DMLC_ROLE={role}: a {role} runs no training script; start it by `bpslaunch` or `bps {role}`"
-            )
-        session = _work_alone() if runs_alone() else _join(read(WorkerSettings))
+        last_words.watch(launched=bool(environment().get("BYTEPS_LAUNCH_ID")))
+        try:
+            session = _begin()
+        except BytePSError as error:
+            last_words.note_failed_start(error)
+            raise
         _session, _session_pid = session, os.getpid()
+        if not runs_alone():
+            _joined.append(_session_pid)
         atexit.register(_leave_at_exit, session, _session_pid)
 
 
@@ -288,9 +287,26 @@ def get_pushpull_speed() -> tuple[int, float]:
     return current().speed.take()
 
 
-def _work_alone() -> Session:
-    _start_logging(read(LogSettings))
-    return Session(LocalWorker())
+def _begin() -> Session:
+    role = read_role()
+    if role in (Role.SERVER, Role.SCHEDULER):
+        raise SettingsError(
+            f"DMLC_ROLE={role}: a {role} runs no training script; start it by `bpslaunch` or `bps {role}`"
+        )
+    if runs_alone():
+        _start_logging(read(LogSettings))
+        if role is Role.WORKER:
+            _log.warning(
+                "this worker runs alone, without the scheduler and the servers: that is what DMLC_NUM_WORKER=1 means; "
+                "set BYTEPS_FORCE_DISTRIBUTED=1 to use them"
+            )
+        return Session(LocalWorker())
+    if os.getpid() in _joined:
+        raise JobRefused(
+            "this process has left its job by shutdown() and cannot join it again: a process joins a job once, so call "
+            "init() at the beginning and shutdown() at the end"
+        )
+    return _join(read(WorkerSettings))
 
 
 def _start_logging(settings: LogSettings) -> None:
@@ -305,7 +321,7 @@ def _join(settings: WorkerSettings) -> Session:
     chosen = kernels.select(settings.kernels)
     incarnation = secrets.randbits(64)
     endpoint = log_messages(ZmqEndpoint(worker_identity(incarnation), MAX_PARTITION_BYTES), _log)
-    worker = Worker(settings, endpoint, incarnation, chosen, _end_soon)
+    worker = Worker(settings, endpoint, incarnation, chosen, last_words.end_soon)
     try:
         welcome = worker.start()
     except BaseException:  # also a Ctrl-C: the place in the job becomes free, and init() may be called again
@@ -325,49 +341,7 @@ def _leave_at_exit(session: Session, pid: int) -> None:
     if pid != os.getpid():
         return
     try:
-        session.close(_death[0] if _death else "")
+        session.close(last_words.cause())
     except BytePSError as error:
         _log.error("%s", error)
-        _exit_now()  # the status would be 0: the script ended well, but not its job
-
-
-_death: list[str] = []
-"""What this process dies of, as words that follow its name, once that is known."""
-
-
-def _watch_exceptions() -> None:
-    """Learn of the exception that ends the program, which no exit handler is told.
-
-    Wrong settings end it with status 2 and their problems alone, as they end the commands of this package.
-    """
-    previous = sys.excepthook
-    if getattr(previous, "made_by_byteps", False):
-        return
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        interactive = hasattr(sys, "ps1")  # at a prompt an exception ends nothing
-        if isinstance(error, SettingsError) and not interactive:
-            for problem in error.problems:
-                print(f"byteps_py: {problem}", file=sys.stderr)
-            _exit_now(2)
-        if not interactive:
-            _death[:] = ["failed: " + "".join(traceback.format_exception_only(kind, error)).strip()]
-        previous(kind, error, trace)
-
-    hook.made_by_byteps = True  # type: ignore[attr-defined]
-    sys.excepthook = hook
-
-
-def _end_soon(reason: BaseException) -> None:
-    """The job is over before its time: say why, and make sure that this process does not outlive it for long."""
-    _log.error("%s", reason)
-    watchdog = threading.Timer(_EXIT_GRACE_SECONDS, _exit_now)
-    watchdog.daemon = True
-    watchdog.start()
-
-
-def _exit_now(status: int = 1) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or replaced by something else
-            stream.flush()
-    os._exit(status)
+        last_words.exit_now()  # the status would be 0: the script ended well, but not its job

@@ -75,6 +75,21 @@ class TestStart:
             assert statuses == {"scheduler": 1, "worker0": 1, "worker1": 7}, made.everything()
             assert "ended with status 7 before it joined the job" in made.output("worker0")
 
+    def test_a_process_joins_once(self, tmp_path: Path) -> None:
+        with running(tmp_path, "bps.barrier()\nif bps.rank() == 0:\n    bps.shutdown()\n    bps.init()") as made:
+            statuses = made.wait()
+            assert statuses.pop("worker0") == 1, made.everything()
+            assert set(statuses.values()) == {0}, made.everything()
+            (line,) = made.output("worker0").splitlines()
+            assert line.startswith("byteps_py: this process has left its job by shutdown() and cannot join it again: ")
+
+    def test_a_worker_alone_says_so(self, tmp_path: Path) -> None:
+        with job(tmp_path, workers=1, BYTEPS_FORCE_DISTRIBUTED="") as made:
+            made.worker(0, "print(bps.size())")
+            assert made.wait() == {"worker0": 0}, made.everything()
+            assert "this worker runs alone, without the scheduler and the servers" in made.output("worker0")
+            assert made.output("worker0").endswith("\n1\n")
+
 
 class TestStalls:
     @pytest.mark.parametrize(
