@@ -147,8 +147,8 @@ def _pids(host: str, port: int) -> list[int] | None:
         return []
     taken = [each for each in found if each.laddr and each.laddr.port == port and _overlap(each.laddr.ip, host)]
     listeners = [each for each in taken if each.status == psutil.CONN_LISTEN]
-    # Connections that nobody has any more are in nobody's way.
-    others = [each for each in taken if each.status != psutil.CONN_TIME_WAIT and each.pid is not None]
+    # Connections that no process has any more (TIME_WAIT) are in nobody's way.
+    others = [each for each in taken if each.pid is not None]
     if not listeners and not others:
         return None
     return [each.pid for each in (*listeners, *others) if each.pid is not None]
