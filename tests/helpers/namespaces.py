@@ -34,14 +34,6 @@ __all__ = ["Host", "HostsJob", "Network", "network", "rules_against", "wait_unti
 PROGRAMS = ("ip", "nsenter", "unshare", "mount")
 """What is called; all but the first are part of every Linux distribution."""
 
-ANSWERING = (
-    ("ipv4/ip_forward", 1),
-    ("ipv6/conf/all/forwarding", 1),
-    ("ipv4/icmp_ratelimit", 0),
-    ("ipv6/icmp/ratelimit", 0),
-)
-"""Only a router says that something is prohibited; and it says so each time only if it may."""
-
 _FIRST_PROCESS = """
 import signal, socket, sys
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # orphans come to this process; the kernel reaps them
@@ -153,12 +145,12 @@ class Network:
         """A firewall on ``host``: packets of new connections to the TCP port disappear.
 
         Args:
-            reject: they are answered instead, by ICMP.
+            reject: they are answered instead, by ICMP: some of them, since there is a limit for that.
         """
         pid = self.hosts[host].pid
-        if reject:
-            for path, value in ANSWERING:
-                self._enter(pid, ["--net", "--mount", "sh", "-c", f"echo {value} > /proc/sys/net/{path}"])
+        if reject:  # only a router says that something is prohibited
+            for path in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
+                self._enter(pid, ["--net", "--mount", "sh", "-c", f"echo 1 > /proc/sys/net/{path}"])
         for family in ("-4", "-6"):
             self._ip(pid, *rules_against(port, reject), family=family)
 
