@@ -33,6 +33,14 @@ def free_port() -> int:
             return port
 
 
+def has_version_six() -> bool:
+    """Whether this machine can talk to itself over IPv6; many containers cannot."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as probe:
+        probe.bind(("::1", 0))
+        return True
+    return False
+
+
 def free_range(count: int) -> tuple[int, int]:
     """First and last of ``count`` ports in a row that nobody has right now, below those that the kernel hands out."""
     start = 21000 + os.getpid() % 1000 * 5  # where other test runs on this machine do not look first
