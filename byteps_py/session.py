@@ -23,6 +23,7 @@ from byteps_py import kernels, known_names
 from byteps_py.errors import BytePSError, JobRefused, NotInitializedError, SettingsError
 from byteps_py.roles import last_words
 from byteps_py.roles.address import check_interface
+from byteps_py.roles.farewell import Farewell
 from byteps_py.roles.local import LocalWorker
 from byteps_py.roles.member import worker_identity
 from byteps_py.roles.message_log import log_messages
@@ -92,7 +93,15 @@ class Session:
         steps, samples: what :meth:`mark_step` counted.
     """
 
-    def __init__(self, worker: _Worker, rank: int = 0, size: int = 1, local_rank: int = 0, local_size: int = 1) -> None:
+    def __init__(
+        self,
+        worker: _Worker,
+        rank: int = 0,
+        size: int = 1,
+        local_rank: int = 0,
+        local_size: int = 1,
+        farewell: Farewell | None = None,
+    ) -> None:
         self.rank = rank
         self.size = size
         self.local_rank = local_rank
@@ -100,6 +109,7 @@ class Session:
         self.steps = 0
         self.samples = 0
         self._worker = worker
+        self._farewell = farewell
         self._lock = threading.Lock()
 
     @property
@@ -176,6 +186,8 @@ class Session:
             JobAborted, TransportTimeout: the job had ended before its time, or what other workers wait for could not
                 be delivered.
         """
+        if self._farewell is not None:
+            self._farewell.close()
         self._worker.close(failure)
 
 
@@ -322,15 +334,17 @@ def _join(settings: WorkerSettings) -> Session:
     incarnation = secrets.randbits(64)
     endpoint = log_messages(ZmqEndpoint(worker_identity(incarnation), MAX_PARTITION_BYTES), _log)
     worker = Worker(settings, endpoint, incarnation, chosen, last_words.end_soon)
+    farewell = Farewell(worker.say_goodbye)
     try:
         welcome = worker.start()
     except BaseException:  # also a Ctrl-C: the place in the job becomes free, and init() may be called again
+        farewell.close()
         with contextlib.suppress(BytePSError):
             worker.close()
         raise
     me = welcome.participants[welcome.rank]
     logs.configure(settings, f"worker {welcome.rank}")
-    return Session(worker, welcome.rank, len(welcome.participants), me.local_rank, me.local_size)
+    return Session(worker, welcome.rank, len(welcome.participants), me.local_rank, me.local_size, farewell)
 
 
 def _leave_at_exit(session: Session, pid: int) -> None:

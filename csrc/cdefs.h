@@ -1,8 +1,8 @@
 /* What Python may call: read by the compiler (through kernels.h) and by cffi, so declarations only, no directives.
  *
- * Lengths are element counts unless a name says bytes.  Pointers may have any alignment.  Nothing here allocates,
- * reads the environment or keeps state, so every function may be called from any number of threads at once.
- * Each returns a status. */
+ * Lengths are element counts unless a name says bytes.  Pointers may have any alignment.  Nothing here allocates or
+ * reads the environment.  Kernels keep no state, so they may be called from any number of threads at once, and return a
+ * status. */
 
 enum byteps_status {
     BYTEPS_OK = 0,
@@ -49,6 +49,14 @@ int byteps_sum_groups(void *out, const void *const *sources, size_t n_sources, c
 
 /* Copies bytes between buffers that do not overlap. */
 int byteps_copy(void *out, const void *source, size_t n_bytes, int threads);
+
+/* From now on SIGTERM, if it is at its default, adds 1 to the eventfd `fd`, and ends this process as ever at most
+ * `milliseconds` later.  Returns whether that is so.  Not for several threads at once, and only after
+ * byteps_no_farewell once more. */
+int byteps_farewell(int fd, int milliseconds);
+
+/* Undoes that; a handler that was set up meanwhile stays. */
+void byteps_no_farewell(void);
 
 /* How many threads would share work that moves n_bytes through memory, when `threads` are allowed. */
 int byteps_team_size(size_t n_bytes, int threads);

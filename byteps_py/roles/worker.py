@@ -180,6 +180,12 @@ class Worker:
             assert self._ended is not None
             raise self._ended.with_traceback(None)
 
+    def say_goodbye(self, failure: str) -> None:
+        """Tell the others what this process dies of, as :meth:`close`, and return when they know."""
+        self._commands.append(lambda now: self._begin_close(now, failure))
+        self._endpoint.wake()
+        self._thread.join()
+
     # From here on, everything runs on the worker's thread, except _tensor and _post.
 
     def _tensor(self, spec: TensorSpec) -> Tensor:

@@ -166,6 +166,15 @@ class TestToldToEnd:
             else:
                 made.wait_for("scheduler", "was told to end (SIGTERM); the job was not complete")
 
+    def test_a_worker_that_dies_of_it_is_named_at_once(self, tmp_path: Path) -> None:
+        with running(tmp_path, FOR_EVER) as made:
+            made.wait_for("worker1", "joined")
+            made.processes["worker1"].terminate()
+            statuses = made.wait()
+            assert statuses == {"scheduler": 1, "server0": 1, "worker0": 1, "worker1": -15}, made.everything()
+            for name in ("scheduler", "server0", "worker0"):
+                assert re.search(r"worker 1 \(pid \d+ on \S+\) was terminated by SIGTERM", made.output(name))
+
     def test_an_interrupted_server_says_so(self, tmp_path: Path) -> None:
         with running(tmp_path, FOR_EVER) as made:
             made.wait_for("worker1", "joined")
