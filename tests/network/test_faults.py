@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
+import pytest
+
 from tests.helpers.namespaces import HostsJob, Network, wait_until
 
 Hosts: TypeAlias = Callable[[int], Network]
@@ -77,6 +79,7 @@ def check_reason(job: HostsJob, name: str, reject: bool) -> None:
     assert silence in output or (reject and rejection in output), job.everything()
 
 
+@pytest.mark.slow
 def test_a_link_that_is_down_for_5_s_does_no_harm(hosts: Hosts) -> None:
     jobs = {victim: HostsJob(hosts(4), FOUR) for victim in VICTIMS}
     start(jobs.values(), CHECKED_ROUNDS)
@@ -95,6 +98,7 @@ def test_a_link_that_is_down_for_5_s_does_no_harm(hosts: Hosts) -> None:
         assert last[0] == last[1] != "", job.everything()
 
 
+@pytest.mark.slow
 def test_a_link_that_is_down_for_ever_ends_the_job_with_the_name(hosts: Hosts) -> None:
     jobs = {victim: HostsJob(hosts(4), FOUR, **SHORT) for victim in VICTIMS}
     start(jobs.values(), ROUNDS)
@@ -106,6 +110,7 @@ def test_a_link_that_is_down_for_ever_ends_the_job_with_the_name(hosts: Hosts) -
     assert "is lost: it has not been heard from for" in jobs["scheduler"].output("scheduler")
 
 
+@pytest.mark.slow
 def test_kill_9_on_another_host_ends_the_job_with_the_name(hosts: Hosts) -> None:
     """Its death cannot be proven from elsewhere, so only the silence tells."""
     jobs = {victim: HostsJob(hosts(4), FOUR, launch=victim != "worker1", **SHORT) for victim in VICTIMS}
@@ -147,6 +152,7 @@ def test_a_firewall_before_the_scheduler(hosts: Hosts) -> None:
         assert job.wait(SOON) == {"scheduler": -9, "server0": 1, "worker0": 1, "worker1": 1}, job.everything()
 
 
+@pytest.mark.slow
 def test_a_firewall_before_a_server(hosts: Hosts) -> None:
     """Its own connection to the scheduler works, so that everybody lives and nothing goes on."""
     jobs = {}
