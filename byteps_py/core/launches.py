@@ -83,6 +83,10 @@ class Launches:
         node = node_key(message.worker_id, message.launch_id)
         return tuple(rank for rank in children if not self._roster.is_taken(node, rank))
 
+    def have_joined(self, message: Vouch) -> bool:
+        """Whether all these workers of this very launch are members, even if they have left since."""
+        return all(self._roster.find_child(message.launch_id, each.local_rank) for each in message.children)
+
     def peers(self) -> list[bytes]:
         """The launchers that have vouched."""
         return list(self._launches)

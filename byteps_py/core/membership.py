@@ -276,11 +276,15 @@ class Membership:
         return self._running.announce(f"{self._name(peer)} {message.text}")
 
     def _vouch(self, now: float, peer: bytes, message: Vouch) -> list[Action]:
-        """A launcher says that its workers live; from the start on nobody has to know."""
+        """A launcher says that its workers live; from the start on nobody has to know.
+
+        Of the end only a launcher has to hear whose workers have come too late: members hear of it themselves, and are
+        to end by themselves.
+        """
         objection = self._strangers.job_problem("this launch of workers", message.job_id)
         if objection is not None:
             return [Send(peer, Refused(objection))]
-        if self._end is not None:
+        if self._end is not None and not self._launches.have_joined(message):
             return [Send(peer, self._end)]
         missing = self._launches.vouch(now, peer, message) if self.state is State.GATHERING else ()
         return [Send(peer, Vouched(missing))]

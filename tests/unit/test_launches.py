@@ -51,6 +51,12 @@ class TestVouching:
         (place,) = desk.launches.unjoined(1.0)
         assert place.describe(2) == "worker DMLC_WORKER_ID=1 BYTEPS_LOCAL_RANK=1 (pid 8 on host-b)"
 
+    def test_all_have_joined_only_if_they_are_of_this_launch(self) -> None:
+        desk = Desk(worker(99, "host-b", worker_id=1, local_rank=0, local_size=2, launch_id="x"))
+        assert desk.launches.have_joined(vouch(7))
+        assert not desk.launches.have_joined(vouch(7, 8))
+        assert not desk.launches.have_joined(vouch(7, launch_id="y"))  # started a second time
+
     def test_it_holds_for_the_lost_timeout(self) -> None:
         desk = Desk()
         desk.launches.vouch(0.0, b"l", vouch(7))

@@ -604,6 +604,18 @@ class TestVouching:
             register(scheduler, member)
         assert sorted(told(scheduler.abort("reason"), Abort)) == sorted(NAMES)
 
+    def test_the_launcher_of_members_that_come_late_is_not_told_the_end(self) -> None:
+        """A short job may be over before its launcher has said a word; the workers are about to end well."""
+        scheduler = membership()
+        for member in (worker(1, worker_id=0), worker(2, "host-b", worker_id=1, launch_id="x"), SERVER):
+            register(scheduler, member)
+        scheduler.receive(1.0, b"w1", Bye(""))
+        (stop,) = stops(scheduler.receive(1.0, b"w2", Bye("")))
+        assert stop.status == 0
+        assert scheduler.receive(1.0, b"launcher", self.VOUCH) == [Send(b"launcher", Vouched(()))]
+        stranger = msgspec.structs.replace(self.VOUCH, launch_id="y")
+        assert scheduler.receive(1.0, b"other", stranger) == [Send(b"other", Finished())]
+
     def test_of_another_job(self) -> None:
         vouch = msgspec.structs.replace(self.VOUCH, job_id="other")
         ((_, message),) = sent(membership().receive(0.0, b"launcher", vouch))
