@@ -1,12 +1,15 @@
-"""What holds for every test: it leaves no process, socket file, shared memory or temporary file of ours behind."""
+"""What holds for every test: it leaves no process, socket file, shared memory or temporary file of ours behind, nor
+the log set up in another way, and nothing depends on how fast the machine is."""
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import uuid
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from tests.helpers import leftovers
@@ -16,6 +19,11 @@ _GRACE_SECONDS = 5.0
 
 _WATCHED_FOLDERS = frozenset({"fault", "integration", "network"})
 """Tests in these folders start processes and are checked one by one; all others once, at the end of the run."""
+
+hypothesis.settings.register_profile(
+    "byteps_py", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("byteps_py")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,6 +50,17 @@ def nothing_left_behind(request: pytest.FixtureRequest, run_mark: str) -> Iterat
     before = leftovers.look(run_mark)
     yield
     _check(run_mark, before)
+
+
+@pytest.fixture(autouse=True)
+def log_as_before() -> Iterator[None]:
+    """A test that sets up the package's log, as every role does, does so for itself alone."""
+    logger = logging.getLogger("byteps_py")
+    before = logger.level, logger.propagate, [*logger.handlers]
+    yield
+    logger.setLevel(before[0])
+    logger.propagate = before[1]
+    logger.handlers[:] = before[2]
 
 
 def _check(mark: str, before: leftovers.Leftovers) -> None:

@@ -37,6 +37,11 @@ JOIN = "import byteps_py; byteps_py.init(); "
 """A command that never joins its job makes the launcher wait for the scheduler and the servers, which wait for it."""
 FOR_EVER = (PYTHON, "-c", TRAIN, "1000000")
 SLEEP = (PYTHON, "-c", "import time; print('up', flush=True); time.sleep(1000)")
+OWN_GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
+"""For Popen: a group of its own, as in a shell; in a session of its own it could not be stopped by SIGTSTP.
+
+Python must not run anything in the forked child of a process with threads; before 3.11 there is no other way.
+"""
 
 
 def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
@@ -76,8 +81,7 @@ class Launch:
                 stdin=stdin,
                 stdout=out if stdout is None else stdout,
                 stderr=err,
-                # A group of its own, as in a shell: in a session of its own it could not be stopped by SIGTSTP.
-                preexec_fn=os.setpgrp,  # noqa: PLW1509
+                **OWN_GROUP,
             )
 
     @property

@@ -48,7 +48,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (wheel,) = folder.glob("*.whl")
     assert "-cp310-abi3-linux" in wheel.name
     python = _environment(folder / "venv")
-    _run(*_PIP, "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=folder)
+    # What that environment has of byteps_py is not what is meant.
+    _run(*_PIP, "--python", python, "install", "--ignore-installed", "--no-deps", "--no-index", wheel, cwd=folder)
     return python.parent
 
 
@@ -120,8 +121,8 @@ class TestEditable:
         compiler.write_text('#!/bin/bash\nexec gcc "${@/#-O3/-O0}"\n', encoding="utf-8")
         compiler.chmod(0o755)
         python = _environment(tmp_path / "venv")
-        pip = (*_PIP, "--python", python, "install", "--no-build-isolation", "--no-deps", "--no-index")
-        _run(*pip, "--editable", clone, cwd=tmp_path, CC=str(compiler))
+        pip = (*_PIP, "--python", python, "install", "--ignore-installed", "--no-deps", "--no-index")
+        _run(*pip, "--no-build-isolation", "--editable", clone, cwd=tmp_path, CC=str(compiler))
         (tmp_path / "train.py").write_text(_PUSH_PULL, encoding="utf-8")
         command = (python.parent / "bpslaunch", "-n", "1", "-s", "1", "python", "train.py")
         assert _run(*command, cwd=tmp_path, path=python.parent)[0] == "[worker 0] [1. 1. 1.]\n"

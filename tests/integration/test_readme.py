@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.helpers.jobs import free_port
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^\$ (.*)$", README, re.MULTILINE)
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 LAUNCHES = [each for each in COMMANDS if each.startswith("bpslaunch ")]
 
 
@@ -51,6 +53,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@needs_torch
 def test_the_first_job_trains(folder: Path) -> None:
     command = LAUNCHES[0]
     assert command == "bpslaunch -n 2 -s 1 -- python train.py"
@@ -82,6 +85,7 @@ def test_experiments_take_the_options_that_are_shown(folder: Path) -> None:
         assert f"OMP_WAIT_POLICY={policy}" in output
 
 
+@needs_torch
 def test_four_processes(folder: Path) -> None:
     (script,) = blocks("bash")
     assert script.count("DMLC_PS_ROOT_PORT=9000") == 1
@@ -92,11 +96,10 @@ def test_four_processes(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "title"), [("byteps_py", "byteps_py as bps"), ("byteps_py.torch", "byteps_py.torch as")]
+    ("name", "title"),
+    [("byteps_py", "byteps_py as bps"), pytest.param("byteps_py.torch", "byteps_py.torch as", marks=needs_torch)],
 )
 def test_the_tables_list_what_is_exported(name: str, title: str) -> None:
-    if name == "byteps_py.torch":
-        pytest.importorskip("torch", reason="torch is not installed")
     module = importlib.import_module(name)
     table = README.partition(f"`import {title}")[2].partition("\n\n|")[2].partition("\n\n")[0]
     listed = {

@@ -14,9 +14,6 @@ import pytest
 
 from tests.helpers import leftovers
 
-# They leave things for each other to see.
-pytestmark = pytest.mark.xdist_group("leftovers")
-
 _SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
 
@@ -24,9 +21,9 @@ def test_a_running_child_is_named_and_ended(run_mark: str) -> None:
     before = leftovers.look(run_mark)
     child = subprocess.Popen(_SLEEP)
     try:
-        (line,) = leftovers.wait_until_gone(run_mark, before, 0)
-        assert f"process {child.pid}: " in line
-        assert "time.sleep(60)" in line
+        left = leftovers.wait_until_gone(run_mark, before, 0)
+        assert [each.partition(": ")[0] for each in left] == [f"process {child.pid}"]
+        assert "time.sleep(60)" in left[0]
         leftovers.end_processes(run_mark, before)
         assert child.wait(10) == -9
         assert leftovers.wait_until_gone(run_mark, before, 0) == []
@@ -43,8 +40,8 @@ def test_an_orphan_is_found_by_its_environment(run_mark: str) -> None:
     orphan = psutil.Process(int(shell.stdout))
     try:
         assert orphan.ppid() != os.getpid()
-        (line,) = leftovers.wait_until_gone(run_mark, before, 0)
-        assert f"process {orphan.pid}: " in line
+        left = leftovers.wait_until_gone(run_mark, before, 0)
+        assert [each.partition(": ")[0] for each in left] == [f"process {orphan.pid}"]
     finally:
         orphan.kill()
     assert leftovers.wait_until_gone(run_mark, before, 10) == []
@@ -75,22 +72,23 @@ def test_sockets_and_files_of_ours_are_named(run_mark: str) -> None:
                 each.unlink()
 
 
-def test_shared_memory_is_named(run_mark: str) -> None:
+@pytest.fixture
+def shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands for the real one, where others have things at the same time."""
+    monkeypatch.setattr(leftovers, "SHARED_MEMORY", tmp_path)
+    return tmp_path
+
+
+def test_shared_memory_is_named(run_mark: str, shared_memory: Path) -> None:
     before = leftovers.look(run_mark)
-    segment = leftovers.SHARED_MEMORY / f"byteps-test-{os.getpid()}"
+    segment = shared_memory / "byteps-test"
     segment.touch()
-    try:
-        assert leftovers.look(run_mark).since(before) == [f"shared memory {segment}"]
-    finally:
-        segment.unlink()
+    assert leftovers.look(run_mark).since(before) == [f"shared memory {segment}"]
 
 
-def test_shared_memory_that_somebody_uses_is_no_leftover(run_mark: str) -> None:
+def test_shared_memory_that_somebody_uses_is_no_leftover(run_mark: str, shared_memory: Path) -> None:
     before = leftovers.look(run_mark)
-    segment = leftovers.SHARED_MEMORY / f"byteps-test-{os.getpid()}"
-    try:
-        with segment.open("wb"):
-            assert leftovers.look(run_mark).since(before) == []
-        assert leftovers.look(run_mark).since(before) == [f"shared memory {segment}"]
-    finally:
-        segment.unlink()
+    segment = shared_memory / "byteps-test"
+    with segment.open("wb"):
+        assert leftovers.look(run_mark).since(before) == []
+    assert leftovers.look(run_mark).since(before) == [f"shared memory {segment}"]
