@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from byteps_py.known_names import READ
 from byteps_py.launcher import arguments
 from tests.helpers.jobs import free_port
 
@@ -86,6 +87,12 @@ def test_every_launch_is_understood() -> None:
     assert len(launches) >= 4
     for words in launches:
         assert arguments.parse(shlex.split(words)).command[0] == "python"
+
+
+def test_every_variable_is_read() -> None:
+    named = set(re.findall(r"\b(?:DMLC|BYTEPS|PS|OMP)_[A-Z_]+[A-Z]\b", DOCUMENT))
+    assert len(named) > 15
+    assert named <= set(READ)
 
 
 def test_one_machine(folder: Path) -> None:
