@@ -83,7 +83,8 @@ class Console:
         self._close(list(self._streams.values()))
 
     def _move(self, ready: Collection[int]) -> None:
-        for fd in self._streams.keys() & set(ready):
+        # In the order of listening, so that of what came together standard output goes before standard error.
+        for fd in [each for each in self._streams if each in ready]:
             if not self._streams[fd].read():
                 del self._streams[fd]
         now = time.monotonic()

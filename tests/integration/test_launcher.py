@@ -256,11 +256,28 @@ def test_what_a_process_leaves_running_is_ended(launch: Callable[..., Launch]) -
     until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
-def test_a_daemon_that_holds_the_pipe_is_not_waited_for(launch: Callable[..., Launch]) -> None:
+def test_a_daemon_is_ended_too(launch: Callable[..., Launch]) -> None:
     code = "import subprocess; print(subprocess.Popen(['sleep', '1000'], start_new_session=True).pid)"
     launched = launch("-n", "1", PYTHON, "-c", code)
     assert launched.wait(10) == 0
-    psutil.Process(int(launched.out_lines[0].split()[-1])).kill()
+    assert launched.processes() == {}
+
+
+def test_workers_that_end_without_joining(launch: Callable[..., Launch]) -> None:
+    """Nothing is waited for, and nothing is said about a scheduler and a server that nobody needed."""
+    for command, status in (("true", 0), ("exit 7", 7)):
+        launched = launch("-n", "2", "--", "sh", "-c", command)
+        started = time.monotonic()
+        assert launched.wait() == status
+        assert time.monotonic() - started < 10
+        assert [line for line in launched.err.splitlines()[1:] if "exited with status 7" not in line] == []
+
+
+def test_a_worker_that_ends_well_without_joining_while_another_waits(launch: Callable[..., Launch]) -> None:
+    code = "import os\nif os.environ['BYTEPS_LOCAL_RANK'] == '0': raise SystemExit(0)\n" + JOIN
+    launched = launch("-n", "2", "--", PYTHON, "-c", code)
+    assert launched.wait(30) == 1
+    assert re.search(r"ended with status 0 before it joined the job", launched.err), launched.err
 
 
 def test_an_idle_launcher_uses_no_cpu(launch: Callable[..., Launch]) -> None:
@@ -293,6 +310,22 @@ def test_a_command_that_cannot_be_executed(launch: Callable[..., Launch], tmp_pa
     launched = launch("-n", "2", str(tmp_path / "data"))
     assert launched.wait(10) == 126
     assert f"worker 0 cannot be started: '{tmp_path}/data': Exec format error: it is no program" in launched.err
+
+
+def test_a_script_without_a_first_line(launch: Callable[..., Launch], tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text("echo hello\n")
+    (tmp_path / "train.sh").chmod(0o755)
+    launched = launch("-n", "2", str(tmp_path / "train.sh"))
+    assert launched.wait() == 126
+    assert f"has no first line such as #!/bin/bash; run it with 'bash {tmp_path}/train.sh'" in launched.err
+
+
+def test_too_few_descriptors(launch: Callable[..., Launch]) -> None:
+    launched = launch("-n", "30", "sleep", "1000", before=("sh", "-c", 'ulimit -n 64; exec "$@"', "sh"))
+    assert launched.wait() == 1
+    text = r"worker \d+ cannot be started: Too many open files: raise the limit \(ulimit -n, now 64\)"
+    assert re.search(text, launched.err), launched.err
+    assert launched.processes() == {}
 
 
 def test_usage_errors_start_nothing(launch: Callable[..., Launch]) -> None:
@@ -375,7 +408,8 @@ def test_the_scheduler_learns_of_a_worker_that_failed_before_it_joined(
     assert [each.wait(15) for each in (good, *services)] == [1, 1, 1]
     pid = re.search(r"worker 1 \(pid (\d+)\) exited with status 5", bad.err)[1]  # type: ignore[index]
     for each in (good, *services):
-        assert re.search(rf"process {pid} on \S+ ended with status 5 before it joined the job", each.err), each.err
+        text = rf"worker DMLC_WORKER_ID=1 \(pid {pid} on \S+\) ended with status 5 before it joined the job"
+        assert re.search(text, each.err), each.err
 
 
 @pytest.mark.parametrize(("end", "status"), [("raise SystemExit(3)", 3), ("raise ValueError('too hot')", 1)])
