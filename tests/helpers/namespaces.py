@@ -29,10 +29,13 @@ from pathlib import Path
 
 from tests.helpers.jobs import Job
 
-__all__ = ["Host", "HostsJob", "Network", "network", "rules_against", "wait_until", "why_not"]
+__all__ = ["HAS_IPV6", "Host", "HostsJob", "Network", "network", "rules_against", "wait_until", "why_not"]
 
 PROGRAMS = ("ip", "nsenter", "unshare", "mount")
 """What is called; all but the first are part of every Linux distribution."""
+
+HAS_IPV6 = Path("/proc/net/if_inet6").exists()
+"""Whether the kernel knows it; otherwise the hosts have IPv4 addresses only."""
 
 _FIRST_PROCESS = """
 import signal, socket, sys
@@ -149,9 +152,9 @@ class Network:
         """
         pid = self.hosts[host].pid
         if reject:  # only a router says that something is prohibited
-            for path in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
+            for path in ("ipv4/ip_forward", "ipv6/conf/all/forwarding")[: 1 + HAS_IPV6]:
                 self._enter(pid, ["--net", "--mount", "sh", "-c", f"echo 1 > /proc/sys/net/{path}"])
-        for family in ("-4", "-6"):
+        for family in ("-4", "-6")[: 1 + HAS_IPV6]:
             self._ip(pid, *rules_against(port, reject), family=family)
 
     def add_interface(self, name: str, subnet: int) -> None:
@@ -182,7 +185,7 @@ class Network:
             self._enter(host.pid, ["--mount", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"])
             self._ip(host.pid, "link set dev lo up")
             self._plug(host, "eth0", "eth0", (host.ipv4, host.ipv6))
-            self.add_name(host.name, host.ipv4, host.ipv6)
+            self.add_name(host.name, host.ipv4, *([host.ipv6] if HAS_IPV6 else []))
 
     def _start(self, name: str) -> int:
         """A new set of namespaces; returns its first process."""
@@ -213,9 +216,9 @@ class Network:
         ipv4, ipv6 = addresses
         self._ip(
             host.pid,
-            f"link set dev {interface} addrgenmode none",
+            *([f"link set dev {interface} addrgenmode none"] if HAS_IPV6 else []),
             f"addr add {ipv4}/24 dev {interface}",
-            f"addr add {ipv6}/64 dev {interface} nodad",
+            *([f"addr add {ipv6}/64 dev {interface} nodad"] if HAS_IPV6 else []),
             f"link set dev {interface} up",
         )
 

@@ -16,9 +16,10 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 
-from tests.helpers.namespaces import HostsJob, Network, wait_until
+from tests.helpers.namespaces import HAS_IPV6, HostsJob, Network, wait_until
 
 Hosts: TypeAlias = Callable[[int], Network]
+NEEDS_IPV6 = pytest.mark.skipif(not HAS_IPV6, reason="this machine has no IPv6")
 
 EXAMPLE = Path(__file__).parents[2] / "examples/torch_digits.py"
 FOUR = {"scheduler": "host-a", "server0": "host-b", "worker0": "host-c", "worker1": "host-d"}
@@ -83,7 +84,7 @@ def parameters(output: str) -> str:
     return str(json.loads(last[last.index("{") :])["params_sha256"])
 
 
-@pytest.mark.parametrize("address", ["fd00::1", "host-a"])
+@pytest.mark.parametrize("address", [pytest.param("fd00::1", marks=NEEDS_IPV6), "host-a"])
 def test_the_scheduler_has_an_ipv6_address_or_a_name(address: str, hosts: Hosts) -> None:
     run_sums(HostsJob(hosts(4), FOUR, DMLC_PS_ROOT_URI=address))
 
@@ -150,6 +151,7 @@ def test_a_server_behind_a_forwarded_port(hosts: Hosts) -> None:
     assert "10.77.0.5 is not an address of this machine (NAT or a container?): listening on all addresses" in said
 
 
+@NEEDS_IPV6
 def test_the_first_address_of_the_schedulers_name_is_dead(hosts: Hosts) -> None:
     network = hosts(4)
     network.add_name("chief", "fd00::dead", network["host-a"].ipv4)
