@@ -7,6 +7,7 @@ import pty
 import re
 import select
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -202,14 +203,19 @@ while True:
 """
 
 
-class Terminal:
-    """``bpslaunch`` with a terminal of its own, and what can be read there."""
+TAKE_TERMINAL = "import os, sys; os.close(os.open(os.ttyname(0), os.O_RDWR)); os.execvp(sys.argv[1], sys.argv[1:])"
+"""A terminal that the first process of a session opens is its own from then on."""
 
-    def __init__(self, *words: str) -> None:
+
+class Terminal:
+    """A command with a terminal of its own, and what can be read there."""
+
+    def __init__(self, *command: str) -> None:
         self.shown = ""
-        self._pid, self._fd = pty.fork()
-        if self._pid == 0:
-            os.execv(PYTHON, [PYTHON, "-m", "byteps_py.launcher", *words])
+        self._fd, end = pty.openpty()
+        command = (PYTHON, "-c", TAKE_TERMINAL, *command)
+        self._process = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, start_new_session=True)
+        os.close(end)
 
     def read(self, seconds: float = 0.05) -> bool:
         """Read for a moment; False at the end."""
@@ -229,7 +235,7 @@ class Terminal:
         while self.read():
             pass
         os.close(self._fd)
-        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        return self._process.wait(30)
 
 
 @pytest.mark.parametrize("prefix", [(), ("--no-prefix",)])
@@ -238,7 +244,8 @@ def test_ctrl_c_is_one_line(tmp_path: Path, places: tuple[str, ...], prefix: tup
     if "loads" in places:
         pytest.importorskip("torch", reason="torch is not installed")
     (tmp_path / "train.py").write_text(INTERRUPTED)
-    terminal = Terminal(*prefix, "-n", "3", "-s", "1", "--", PYTHON, str(tmp_path / "train.py"), *places)
+    launcher = (PYTHON, "-m", "byteps_py.launcher")
+    terminal = Terminal(*launcher, *prefix, "-n", "3", "-s", "1", "--", PYTHON, str(tmp_path / "train.py"), *places)
     while terminal.shown.count("up") < 3:
         assert terminal.read(), terminal.shown
     terminal.press(b"\x03")
@@ -262,11 +269,7 @@ def test_other_errors_are_shown_after_ctrl_c(tmp_path: Path, launch: Callable[..
 def test_ctrl_z_at_a_terminal(tmp_path: Path) -> None:
     """The terminal stops the launcher, and with it the job; a shell would say so, and ``fg`` goes on."""
     command = f"{sys.executable} -m byteps_py.launcher -n 1 {sys.executable} -c 'import time; print(1); time.sleep(3)'"
-    shell = Terminal.__new__(Terminal)
-    shell.shown = ""
-    shell._pid, shell._fd = pty.fork()
-    if shell._pid == 0:
-        os.execvp("bash", ["bash", "--norc", "-i"])
+    shell = Terminal("bash", "--norc", "-i")
     shell.press(f"PS1=; {command}; echo ended $?\n".encode())
     while "[worker 0] 1" not in shell.shown:
         assert shell.read(), shell.shown
