@@ -1,24 +1,25 @@
 """Ports for the listening processes of a job on this machine, held until the job has ended.
 
-The launcher binds a socket to a free port and keeps it, without listening.  While it is held the kernel gives the port
-to nobody who asks for just any port; the process that it is meant for binds it by number all the same, since both
-sockets allow the address to be reused and only one of them listens.  So there is no moment in which another process
-could be given the port, and nothing has to be tried again.
-
-Ports of a given range are asked for by number, and there two launchers could hold the same one, since neither listens.
-So a launcher that takes one also takes a name for it in the abstract namespace of Unix sockets.  It belongs to one
-network namespace, as ports do, one process at a time can have it, and it vanishes with that process.  And it first
-looks for ports that nobody has at all; only then for those that may have nothing but ended connections (TIME_WAIT).
+The launcher claims a free port, binds a socket to it and keeps both, without listening.  While it is held the kernel
+gives the port to nobody who asks for just any port, and the claim keeps out those of ours who look for one in a range.
+The process that it is meant for binds it by number all the same, since both sockets allow the address to be reused and
+only one of them listens.  So there is no moment in which another process could be given the port, and nothing has to be
+tried again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
+import errno
 import socket
 from collections.abc import Iterator
 
+from byteps_py.ports.claims import claim
+
 __all__ = ["hold"]
+
+_TRIES = 20
+"""How often a port that the kernel gives may be one that somebody has claimed and not taken yet."""
 
 
 @contextlib.contextmanager
@@ -35,42 +36,65 @@ def hold(host: str, count: int, port_range: tuple[int, int] | None) -> Iterator[
     """
     with contextlib.ExitStack() as held:
         if port_range is None:
-            yield tuple(_take(host, 0, held) for _ in range(count))
-            return
-        ports: list[int] = []
-        for exclusive, port in itertools.product((True, False), range(port_range[0], port_range[1] + 1)):
-            if len(ports) < count and port not in ports and _try_to_take(host, port, held, exclusive):
-                ports.append(port)
-        if len(ports) < count:
-            raise OSError(
-                f"BYTEPS_PORT_RANGE={port_range[0]}-{port_range[1]} has {len(ports)} of the {count} free ports that "
-                f"the scheduler and the servers of this job need on {host}: widen it, or end what uses its ports"
-            )
-        yield tuple(ports)
+            yield tuple(_take_any(host, held) for _ in range(count))
+        else:
+            yield _take_of_range(host, count, port_range, held)
 
 
-def _try_to_take(host: str, port: int, held: contextlib.ExitStack, exclusive: bool) -> bool:
-    with contextlib.ExitStack() as attempt, contextlib.suppress(OSError):
-        name = attempt.enter_context(socket.socket(socket.AF_UNIX))
-        name.bind(f"\0byteps_py port {port}")
-        _take(host, port, attempt, exclusive)
-        held.push(attempt.pop_all())
-        return True
-    return False
+def _take_of_range(host: str, count: int, port_range: tuple[int, int], held: contextlib.ExitStack) -> tuple[int, ...]:
+    ports: list[int] = []
+    others: list[int] = []
+    for port in range(port_range[0], port_range[1] + 1):
+        if len(ports) == count:
+            break
+        (ports if _take(host, port, held) else others).append(port)
+    if len(ports) < count:
+        text = (
+            f"BYTEPS_PORT_RANGE={port_range[0]}-{port_range[1]} has {len(ports)} of the {count} free ports that "
+            f"the scheduler and the servers of this job need on {host}: widen it, or end what uses its ports"
+        )
+        if others:
+            from byteps_py.ports.holders import describe_holders  # not every launch is to load psutil
+
+            text += f": {describe_holders([host], others)}"
+        raise OSError(text)
+    return tuple(ports)
 
 
-def _take(host: str, port: int, held: contextlib.ExitStack, exclusive: bool = False) -> int:
-    """Bind ``port`` (0: any) without listening; returns it.
+def _take(host: str, port: int, held: contextlib.ExitStack) -> bool:
+    """Claim and bind ``port``; False if somebody else has it.
 
-    Args:
-        host, port: where.
-        held: takes the socket.
-        exclusive: whether nobody else may have the port at this moment, not even somebody who allows that.
+    Raises:
+        OSError: it cannot be had for another reason.
     """
-    holder = held.enter_context(socket.socket())
-    if not exclusive:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind((host, port))
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    found: int = holder.getsockname()[1]
-    return found
+    try:
+        with contextlib.ExitStack() as attempt:
+            attempt.enter_context(claim(port))
+            holder = attempt.enter_context(socket.socket())
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind((host, port))
+            held.push(attempt.pop_all())
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return False
+        raise OSError(f"port {port} on {host} cannot be used: {error.strerror or error}") from error
+    return True
+
+
+def _take_any(host: str, held: contextlib.ExitStack) -> int:
+    for left in reversed(range(_TRIES)):
+        with contextlib.ExitStack() as attempt:
+            holder = attempt.enter_context(socket.socket())
+            # Only then may it be shared: what the kernel gives is nobody else's.
+            holder.bind((host, 0))
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            port: int = holder.getsockname()[1]
+            try:
+                attempt.enter_context(claim(port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or not left:
+                    raise
+                continue
+            held.push(attempt.pop_all())
+            return port
+    raise AssertionError("unreachable")

@@ -23,8 +23,7 @@ import psutil
 
 from byteps_py.errors import SettingsError
 from byteps_py.settings import JobSettings
-from byteps_py.transport.ports import is_local
-from byteps_py.transport.resolve import address_towards, is_loopback, is_numeric, wait_until_resolved
+from byteps_py.transport.resolve import address_towards, is_local, is_loopback, is_numeric, wait_until_resolved
 
 __all__ = ["OwnAddress", "check_interface", "interface_addresses", "listening_ports", "own_address"]
 

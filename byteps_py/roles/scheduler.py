@@ -15,6 +15,7 @@ from typing import Final
 from byteps_py.core.actions import Action, Log, Send, Stop
 from byteps_py.core.membership import Membership, State
 from byteps_py.errors import LocalProtocolError, RemoteProtocolError, SettingsError, TransportError
+from byteps_py.ports.holders import WILDCARD
 from byteps_py.roles.address import check_interface
 from byteps_py.roles.envelope import Complaints
 from byteps_py.roles.member import SCHEDULER
@@ -23,7 +24,6 @@ from byteps_py.roles.process import describe_this_process, is_proven_gone, is_ru
 from byteps_py.roles.termination import TERMINATED, Termination
 from byteps_py.settings import SchedulerSettings
 from byteps_py.transport.base import Endpoint, Message, tcp_address
-from byteps_py.transport.ports import WILDCARD
 from byteps_py.transport.resolve import wait_until_resolved
 from byteps_py.transport.zmq import ZmqEndpoint
 from byteps_py.wire.control import (

@@ -26,9 +26,10 @@ from typing import Any, Final
 import zmq
 
 from byteps_py.errors import TransportError
+from byteps_py.ports.claims import claim
+from byteps_py.ports.holders import WILDCARD, describe_holder, describe_holders
 from byteps_py.transport.base import tcp_address
-from byteps_py.transport.ports import WILDCARD, describe_exhausted, describe_holder, is_local, reserve
-from byteps_py.transport.resolve import is_loopback, is_numeric, resolve
+from byteps_py.transport.resolve import is_local, is_loopback, is_numeric, resolve
 
 __all__ = ["bind"]
 
@@ -53,7 +54,7 @@ def bind(router: zmq.Socket[Any], host: str, port: int, ports: Sequence[int] = (
             bound = _bind_anywhere(router, hosts)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise TransportError(describe_holder(hosts[0], port)) from error
+            raise TransportError(describe_holder(error.filename, port)) from error
         raise TransportError(f"cannot listen at {tcp_address(host, port)}: {error.strerror or error}") from error
     shown = [_plain(each) for each in bound]
     if len(shown) > 1:
@@ -81,16 +82,17 @@ def _hosts(host: str, port: int) -> list[str]:
 
 
 def _bind_in_range(router: zmq.Socket[Any], hosts: Sequence[str], ports: Sequence[int]) -> list[str]:
-    """Ports that can be reserved first, then those at which at least nobody listens; see the module of ports."""
-    for reserved in (True, False):
-        for each in ports:
-            try:
-                with reserve(hosts, each) if reserved else contextlib.nullcontext():
-                    return _bind_all(router, hosts, each)
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-    raise TransportError(describe_exhausted(hosts[0], ports))
+    for each in ports:
+        try:
+            with claim(each):
+                return _bind_all(router, hosts, each)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise TransportError(
+        f"no port of BYTEPS_PORT_RANGE={min(ports)}-{max(ports)} is free: held are {describe_holders(hosts, ports)}: "
+        "choose a wider range, or end what is stale"
+    )
 
 
 def _bind_anywhere(router: zmq.Socket[Any], hosts: Sequence[str]) -> list[str]:
@@ -109,7 +111,7 @@ def _bind_all(router: zmq.Socket[Any], hosts: Sequence[str], port: int) -> list[
     """Listen at ``port`` of each host, or at none of them.
 
     Raises:
-        OSError: one of them refuses.
+        OSError: one of them refuses, which is in ``filename``.
     """
     bound: list[str] = []
     for host in hosts:
@@ -117,7 +119,7 @@ def _bind_all(router: zmq.Socket[Any], hosts: Sequence[str], port: int) -> list[
             router.bind(tcp_address(host, port or WILDCARD))
         except zmq.ZMQError as error:
             _unbind(router, bound)
-            raise OSError(error.errno, zmq.strerror(error.errno or 0)) from error
+            raise OSError(error.errno, zmq.strerror(error.errno or 0), host) from error
         bound.append(_last_endpoint(router))
     return bound
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import time
@@ -13,6 +14,7 @@ from byteps_py.errors import TransportError, TransportTimeout
 __all__ = [
     "UnresolvedName",
     "address_towards",
+    "is_local",
     "is_loopback",
     "is_numeric",
     "resolve",
@@ -52,6 +54,19 @@ def is_numeric(host: str) -> bool:
     except UnicodeError as error:
         raise _impossible(host, error) from error
     except OSError:
+        return False
+    return True
+
+
+def is_local(address: str) -> bool:
+    """Whether the numeric ``address`` is one of this machine."""
+    try:
+        found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        with socket.socket(found[0][0]) as probe:
+            probe.bind(found[0][4])
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
         return False
     return True
 

@@ -18,6 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("completion",),
     ("settings",),
     ("known_names",),
+    ("ports",),
     ("wire",),
     ("kernels",),
     ("compression",),
@@ -37,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 """From the bottom up: a module imports from its own part and from lower rows. ``__init__`` is the package itself."""
 
-LAUNCHER_MAY_IMPORT = frozenset({"errors", "role", "variables", "completion", "settings", "known_names"})
+LAUNCHER_MAY_IMPORT = frozenset({"errors", "role", "variables", "completion", "settings", "known_names", "ports"})
 """The launcher stands apart, so that starting processes loads next to nothing."""
 
 IMPURE = frozenset(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -14,9 +15,10 @@ import pytest
 import zmq
 
 from byteps_py.errors import TransportError
+from byteps_py.ports.claims import claim
+from byteps_py.ports.holders import WILDCARD
 from byteps_py.transport import listening
 from byteps_py.transport.listening import bind
-from byteps_py.transport.ports import WILDCARD
 from tests.helpers.jobs import free_range, has_version_six
 
 HERE = "127.0.0.1"
@@ -158,11 +160,38 @@ class TestPorts:
 
     def test_a_port_that_a_launcher_holds_is_left_to_it(self, router: Router) -> None:
         ports = free_ports(2)
-        with socket.socket() as held:
+        with claim(ports[0]), socket.socket() as held:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             held.bind((HERE, ports[0]))
             assert port_of(bind(router(), HERE, 0, ports)) == ports[1]
             assert port_of(bind(router(), HERE, ports[0])) == ports[0], "its own process gets it"
+
+    def test_a_port_of_a_range_is_claimed_until_it_is_listened_at(
+        self, router: Router, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ports = free_ports(1)
+        bind_all = listening._bind_all
+
+        def watched(*arguments: Any) -> list[str]:
+            with pytest.raises(OSError, match="in use"), claim(ports[0]):
+                pass
+            return bind_all(*arguments)
+
+        monkeypatch.setattr(listening, "_bind_all", watched)
+        bind(router(), HERE, 0, ports)
+        with claim(ports[0]):
+            pass
+
+    def test_an_exhausted_range_names_the_holders_at_any_of_the_addresses(
+        self, router: Router, names: dict[str, list[str]]
+    ) -> None:
+        names["localhost"] = ["127.0.0.2", HERE]
+        (port,) = ports = free_ports(1)
+        message = (
+            f"no port of BYTEPS_PORT_RANGE={port}-{port} is free: held are {port} by process {os.getpid()} of user"
+        )
+        with socket.create_server((HERE, port)), pytest.raises(TransportError, match=message):
+            bind(router(), "localhost", 0, ports)
 
     def test_ended_connections_hold_no_port(self, router: Router) -> None:
         ports = free_ports(1)
@@ -180,7 +209,7 @@ class TestPorts:
         ports = free_ports(2)
         with socket.create_server((HERE, ports[0])):
             assert port_of(bind(router(), "localhost", 0, ports)) == ports[1]
-            assert not answers("127.0.0.2", ports[0])
+            wait_until_free("127.0.0.2", ports[0])
 
     def test_a_given_port_is_taken_at_all_addresses_or_at_none(
         self, router: Router, names: dict[str, list[str]]
@@ -188,7 +217,7 @@ class TestPorts:
         names["localhost"] = ["127.0.0.2", HERE]
         (port,) = free_ports(1)
         with socket.create_server((HERE, port)):
-            with pytest.raises(TransportError, match="in use"):
+            with pytest.raises(TransportError, match=f"port {port} on {HERE} is in use by process"):
                 bind(router(), "localhost", port)
             wait_until_free("127.0.0.2", port)
 

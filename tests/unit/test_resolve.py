@@ -13,6 +13,7 @@ from byteps_py.transport import resolve as module
 from byteps_py.transport.resolve import (
     UnresolvedName,
     address_towards,
+    is_local,
     is_loopback,
     is_numeric,
     resolve,
@@ -45,6 +46,21 @@ def test_another_form_is_refused(address: str) -> None:
 )
 def test_numeric(host: str, numeric: bool) -> None:
     assert is_numeric(host) is numeric
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        ("127.0.0.1", True),
+        ("0.0.0.0", True),
+        pytest.param("::1", True, marks=VERSION_SIX),
+        ("192.0.2.254", False),
+        ("2001:db8::1", False),
+        ("fe80::1%none", False),
+    ],
+)
+def test_local(address: str, local: bool) -> None:
+    assert is_local(address) is local
 
 
 @pytest.mark.parametrize("call", [is_numeric, lambda host: resolve(host, 1)], ids=["is_numeric", "resolve"])

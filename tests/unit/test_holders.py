@@ -1,85 +1,17 @@
-"""Ports: what may be shared, and who holds what."""
+"""Who holds a port, in words."""
 
 from __future__ import annotations
 
-import errno
 import os
-import socket
-from collections.abc import Iterator
-from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
-from byteps_py.transport import ports
-from byteps_py.transport.ports import WILDCARD, describe_exhausted, describe_holder, is_local, reserve
-from tests.helpers.jobs import has_version_six
-
-HERE = "127.0.0.1"
-VERSION_SIX = pytest.mark.skipif(not has_version_six(), reason="this machine has no IPv6")
-
-
-@pytest.fixture
-def sockets() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-def bind(sockets: ExitStack, host: str = HERE, port: int = 0, *, shared: bool = True, listening: bool = False) -> int:
-    """As a launcher holds a port or, ``listening``, as libzmq listens; returns the port."""
-    made = sockets.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
-    if shared:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    made.bind((host, port))
-    if listening:
-        made.listen()
-    return int(made.getsockname()[1])
-
-
-def refused(sockets: ExitStack, port: int, hosts: tuple[str, ...] = (HERE,)) -> bool:
-    """Whether the port cannot be reserved."""
-    try:
-        sockets.enter_context(reserve(hosts, port))
-    except OSError as error:
-        return error.errno == errno.EADDRINUSE
-    return False
-
-
-class TestReserve:
-    def test_a_listener_is_let_in_to_a_reserved_port(self, sockets: ExitStack) -> None:
-        port = bind(sockets, listening=True)
-        sockets.pop_all().close()
-        with reserve([HERE], port):
-            assert bind(sockets, port=port, listening=True) == port
-
-    @pytest.mark.parametrize("listening", [False, True], ids=["held", "listening"])
-    @pytest.mark.parametrize("hosts", [(HERE,), (WILDCARD,), ("127.0.0.2", HERE)], ids=str)
-    def test_a_port_that_somebody_has_is_refused(
-        self, sockets: ExitStack, listening: bool, hosts: tuple[str, ...]
-    ) -> None:
-        assert refused(sockets, bind(sockets, listening=listening), hosts)
-
-    def test_two_do_not_reserve_the_same(self, sockets: ExitStack) -> None:
-        with socket.socket() as other:
-            other.bind((HERE, 0))
-            port = other.getsockname()[1]
-        assert not refused(sockets, port)
-        assert refused(sockets, port)
-
-    def test_nothing_stays_reserved_where_one_address_refuses(self, sockets: ExitStack) -> None:
-        port = bind(sockets, "127.0.0.2")
-        assert refused(sockets, port, (HERE, "127.0.0.2"))
-        assert not refused(sockets, port, (HERE,))
-
-
-@pytest.mark.parametrize(
-    ("host", "local"),
-    [(HERE, True), pytest.param("::1", True, marks=VERSION_SIX), ("192.0.2.254", False), ("2001:db8::1", False)],
-)
-def test_local_addresses(host: str, local: bool) -> None:
-    assert is_local(host) is local
+from byteps_py.ports import holders
+from byteps_py.ports.claims import claim_name
+from byteps_py.ports.holders import WILDCARD, describe_holder, describe_holders
 
 
 class Machine:
@@ -87,8 +19,10 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.connections: list[Any] = []
+        self.claims: list[Any] = []
+        self.asked: list[object] = []
         self.processes: dict[int, list[str]] = {}
-        monkeypatch.setattr(psutil, "net_connections", lambda kind: self.connections)
+        monkeypatch.setattr(psutil, "net_connections", self._connections)
         monkeypatch.setattr(psutil, "Process", self._process)
         monkeypatch.setattr(os, "geteuid", lambda: 1000)
 
@@ -97,7 +31,17 @@ class Machine:
         if pid is not None:
             self.processes[pid] = command.split()
 
+    def claim(self, port: int, pid: int | None, command: str = "") -> None:
+        self.claims.append(SimpleNamespace(laddr=claim_name(port), pid=pid))
+        if pid is not None:
+            self.processes[pid] = command.split()
+
+    def _connections(self, kind: str) -> list[Any]:
+        self.asked.append(kind)
+        return {"tcp": self.connections, "unix": self.claims}[kind]
+
     def _process(self, pid: int) -> Any:
+        self.asked.append(pid)
         if not self.processes[pid]:
             raise psutil.NoSuchProcess(pid)
         return SimpleNamespace(
@@ -110,7 +54,7 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    monkeypatch.setattr(ports.time, "localtime", ports.time.gmtime)
+    monkeypatch.setattr(holders.time, "localtime", holders.time.gmtime)
     return Machine(monkeypatch)
 
 
@@ -184,14 +128,35 @@ class TestHolder:
         monkeypatch.setattr(psutil, "net_connections", deny)
         assert "another user" in describe_holder("10.0.0.1", 9000)
 
+    def test_a_port_that_is_claimed_and_not_listened_at_yet(self, machine: Machine) -> None:
+        machine.claim(9000, 42, "bpslaunch -n 2 python train.py")
+        machine.claim(9001, None)
+        assert "process 42 of user ada" in describe_holder("10.0.0.1", 9000)
+        assert "another user" in describe_holder("10.0.0.1", 9001)
+        assert "nobody is seen" in describe_holder("10.0.0.1", 9002)
 
-def test_an_exhausted_range_names_its_holders(machine: Machine) -> None:
-    for port in (20000, 20001, 20002, 20003):
-        machine.add("::", port, 42, "python -m byteps_py server")
-    machine.add("::", 20004, None)
-    text = describe_exhausted("10.0.0.1", range(20000, 20006))
-    assert text == (
-        "no port of BYTEPS_PORT_RANGE=20000-20005 is free: held are 20000, 20001 and 2 more by process 42 of user ada "
-        "since 2023-11-14 22:13:20 (python -m byteps_py server); 20004 by a process of another user (root sees which "
-        "one: `ss -ltnp`); 20005 by nobody who is seen: choose a wider range, or end what is stale"
-    )
+    def test_who_listens_goes_before_who_has_claimed_it(self, machine: Machine) -> None:
+        machine.claim(9000, 42, "bpslaunch")
+        machine.add("10.0.0.1", 9000, 43, "python -m byteps_py server")
+        assert "process 43" in describe_holder("10.0.0.1", 9000)
+
+
+class TestHolders:
+    def test_those_of_several_ports_are_named(self, machine: Machine) -> None:
+        for port in (20000, 20001, 20002, 20003):
+            machine.add("::", port, 42, "python -m byteps_py server")
+        machine.add("::", 20004, None)
+        assert describe_holders(["10.0.0.1"], range(20000, 20006)) == (
+            "20000, 20001 and 2 more by process 42 of user ada since 2023-11-14 22:13:20 (python -m byteps_py server); "
+            "20004 by a process of another user (root sees which one: `ss -ltnp`); 20005 by nobody who is seen"
+        )
+
+    def test_at_any_of_several_addresses(self, machine: Machine) -> None:
+        machine.add("10.0.0.2", 20000, 42, "nginx")
+        assert "20000 by process 42" in describe_holders(["10.0.0.1", "10.0.0.2"], [20000])
+
+    def test_the_system_is_asked_once_for_all(self, machine: Machine) -> None:
+        for port in range(20000, 20100):
+            machine.add("::", port, 42, "nginx")
+        describe_holders(["10.0.0.1", "10.0.0.2"], range(20000, 20200))
+        assert machine.asked == ["tcp", 42, "unix"]
