@@ -93,8 +93,9 @@ class Console:
                 stream.flush()
         for sink in (self._stdout, self._stderr):
             sink.flush()
-            if sink.broken:
-                # Nobody reads this output any more. The processes are to learn that as if no launcher was between.
+            if sink.broken and not sink.hung_up:
+                # Nobody reads this output any more. The processes are to learn that as if no launcher was between;
+                # but if the terminal is gone, SIGHUP tells them, and what they print while they save must not fail.
                 self._close([stream for stream in self._streams.values() if stream.sink is sink])
 
     def _close(self, streams: Iterable[Stream]) -> None:

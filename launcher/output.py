@@ -16,6 +16,7 @@ outputs.  Bytes are passed on as they are, with the label of the process at the 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import select
@@ -44,7 +45,9 @@ class Sink:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.broken = False
-        """Whether nobody reads this output any more."""
+        """Whether nothing can be written any more."""
+        self.hung_up = False
+        """Whether that is because the terminal is gone."""
         self._pending = bytearray()
         self._unfinished: object | None = None
         self._poll = select.poll()
@@ -81,8 +84,9 @@ class Sink:
                 written = os.write(self.fd, self._pending[:end])
             except BlockingIOError:
                 return
-            except OSError:
+            except OSError as error:
                 self.broken = True
+                self.hung_up = error.errno == errno.EIO
                 self._pending.clear()
                 return
             del self._pending[:written]

@@ -45,8 +45,8 @@ CLEAN_UP_SECONDS = 1.0
 """What processes that outlive all those that were started have between SIGTERM and SIGKILL."""
 DRAIN_SECONDS = 1.0
 """How long the last output is awaited; nobody is left who could write, unless it cannot be killed."""
-REPORT_SECONDS = 3.0
-"""How long the report of a failure to a scheduler elsewhere may take; it is bounded itself, this is the second line."""
+REPORT_SECONDS = 6.0
+"""How long the last reports to a scheduler elsewhere may take; the herald bounds that itself, this is a second line."""
 
 
 class Supervisor:
@@ -71,8 +71,9 @@ class Supervisor:
         grace_period: float = 20.0,
         herald_environment: Mapping[str, str] | None = None,
     ) -> None:
-        marks = (spec.environment.get(MARK) for spec in specs)
-        self._mark = next(filter(None, marks), None) or secrets.token_hex(8)
+        # A launch inside a launch must not take the processes of the outer one for its own.
+        given = {spec.environment.get(MARK, "") for spec in specs} - {"", os.environ.get(MARK)}
+        self._mark = min(given, default="") or secrets.token_hex(8)
         self._specs = [dataclasses.replace(spec, environment={**spec.environment, MARK: self._mark}) for spec in specs]
         self._label_lines = label_lines
         self._report_failures = report_failures

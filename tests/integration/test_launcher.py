@@ -402,6 +402,7 @@ def test_the_scheduler_learns_of_a_worker_that_failed_before_it_joined(
     launch: Callable[..., Launch], job: dict[str, str]
 ) -> None:
     services = [launch(env={**job, "DMLC_ROLE": role}) for role in ("scheduler", "server")]
+    until(lambda: "listening at" in services[0].err)
     good = launch(PYTHON, "-c", TRAIN, "3", env={**job, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": "0"})
     bad = launch(PYTHON, "-c", "raise SystemExit(5)", env={**job, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": "1"})
     assert bad.wait() == 5

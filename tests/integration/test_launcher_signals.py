@@ -8,7 +8,6 @@ import re
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -207,6 +206,9 @@ TAKE_TERMINAL = "import os, sys; os.close(os.open(os.ttyname(0), os.O_RDWR)); os
 """A terminal that the first process of a session opens is its own from then on."""
 
 
+LAUNCHER = (PYTHON, "-m", "byteps_py.launcher")
+
+
 class Terminal:
     """A command with a terminal of its own, and what can be read there."""
 
@@ -227,6 +229,11 @@ class Terminal:
             self.shown += data.decode()
         return True
 
+    def read_until(self, text: str) -> None:
+        """Read until ``text`` is shown."""
+        while text not in self.shown:
+            assert self.read(), self.shown
+
     def press(self, key: bytes) -> None:
         os.write(self._fd, key)
 
@@ -234,6 +241,10 @@ class Terminal:
         """Read to the end; returns the exit status."""
         while self.read():
             pass
+        return self.close()
+
+    def close(self) -> int:
+        """Hang up; returns the exit status."""
         os.close(self._fd)
         return self._process.wait(30)
 
@@ -244,8 +255,7 @@ def test_ctrl_c_is_one_line(tmp_path: Path, places: tuple[str, ...], prefix: tup
     if "loads" in places:
         pytest.importorskip("torch", reason="torch is not installed")
     (tmp_path / "train.py").write_text(INTERRUPTED)
-    launcher = (PYTHON, "-m", "byteps_py.launcher")
-    terminal = Terminal(*launcher, *prefix, "-n", "3", "-s", "1", "--", PYTHON, str(tmp_path / "train.py"), *places)
+    terminal = Terminal(*LAUNCHER, *prefix, "-n", "3", "-s", "1", "--", PYTHON, str(tmp_path / "train.py"), *places)
     while terminal.shown.count("up") < 3:
         assert terminal.read(), terminal.shown
     terminal.press(b"\x03")
@@ -266,16 +276,34 @@ def test_other_errors_are_shown_after_ctrl_c(tmp_path: Path, launch: Callable[..
     assert "[worker 0] KeyboardInterrupt" in launched.err
 
 
-def test_ctrl_z_at_a_terminal(tmp_path: Path) -> None:
-    """The terminal stops the launcher, and with it the job; a shell would say so, and ``fg`` goes on."""
-    command = f"{sys.executable} -m byteps_py.launcher -n 1 {sys.executable} -c 'import time; print(1); time.sleep(3)'"
+def test_the_terminal_is_closed(tmp_path: Path) -> None:
+    """Workers save, and are not disturbed because what they print reaches nobody."""
+    (tmp_path / "train.py").write_text(
+        "import pathlib, signal, sys, time\n"
+        "def save(*_):\n"
+        "    for _ in range(100): print('saving'); time.sleep(0.01)\n"
+        f"    pathlib.Path({str(tmp_path / 'saved')!r}).touch()\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "print('up')\n"
+        "while True: signal.pause()\n"
+    )
+    terminal = Terminal(*LAUNCHER, "-n", "1", "--", PYTHON, str(tmp_path / "train.py"))
+    terminal.read_until("up")
+    assert terminal.close() == 129
+    assert (tmp_path / "saved").exists()
+
+
+def test_ctrl_z_at_a_terminal() -> None:
+    """The terminal stops the launcher, and with it the job; the shell says so, and ``fg`` goes on."""
+    code = "import sys; print('u' + 'p', flush=True); sys.stdin.readline(); print('d' + 'one')"
     shell = Terminal("bash", "--norc", "-i")
-    shell.press(f"PS1=; {command}; echo ended $?\n".encode())
-    while "[worker 0] 1" not in shell.shown:
-        assert shell.read(), shell.shown
+    shell.press(f'{PYTHON} -m byteps_py.launcher -n 1 {PYTHON} -c "{code}"; echo ended $?\n'.encode())
+    shell.read_until("[worker 0] up")
     shell.press(b"\x1a")
-    while "Stopped" not in shell.shown:
-        assert shell.read(), shell.shown
-    shell.press(b"fg\n")
+    shell.read_until("Stopped")
+    shell.press(b"jobs -r; fg\n")
+    shell.press(b"now\n")
+    shell.read_until("[worker 0] done")
     shell.press(b"exit\n")
     shell.wait()
