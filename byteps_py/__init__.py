@@ -117,7 +117,7 @@ if not TYPE_CHECKING:  # a checker is to know that there are no other names
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if name == "__version__":
-            found: object = _import_module("byteps_py.roles.member").package_version()
+            found: object = _import_module("byteps_py.version").package_version()
         else:
             found = getattr(_import_module(f"byteps_py.{_MODULES.get(name, 'errors')}"), name)
         globals()[name] = found

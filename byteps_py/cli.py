@@ -12,9 +12,10 @@ from typing import TypeVar
 
 from byteps_py import completion, env_report, known_names
 from byteps_py.errors import BytePSError, SettingsError
+from byteps_py.role import Role
 from byteps_py.settings import JobSettings, SchedulerSettings, ServerSettings, read, read_role, why_needless
 from byteps_py.telemetry import logs
-from byteps_py.types import Role
+from byteps_py.version import package_version
 
 __all__ = ["main"]
 
@@ -135,7 +136,5 @@ class _Version(argparse.Action):
     """Looks the version up only when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from byteps_py.roles.member import package_version
-
         print(f"byteps_py {package_version()}")
         parser.exit()

@@ -13,6 +13,7 @@ from typing import Any
 
 from byteps_py import known_names
 from byteps_py.errors import SettingsError
+from byteps_py.role import Role
 from byteps_py.settings import (
     JobSettings,
     LaunchSettings,
@@ -20,7 +21,6 @@ from byteps_py.settings import (
     runs_alone,
     settings_class,
 )
-from byteps_py.types import Role
 from byteps_py.variables import Finding, Variable, examine, variables_of
 
 __all__ = ["SECTIONS", "Report", "Section", "as_json", "as_text", "inspect_environment"]

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from byteps_py import completion
 from byteps_py.settings import JobSettings, variables_of
+from byteps_py.version import package_version
 
 __all__ = ["Options", "parse", "usage_error"]
 
@@ -255,13 +256,7 @@ class _Version(argparse.Action):
     """Looks the version up only when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            text = version("byteps_py")
-        except PackageNotFoundError:
-            text = "(not installed)"
-        print(f"bpslaunch {text}")
+        print(f"bpslaunch {package_version()}")
         parser.exit()
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from byteps_py.core.liveness import SUSPECT_AFTER
@@ -17,6 +16,7 @@ from byteps_py.roles.process import describe_this_process, is_proven_gone
 from byteps_py.settings import JobSettings, WorkerSettings
 from byteps_py.transport.base import Endpoint, tcp_address
 from byteps_py.types import Role
+from byteps_py.version import package_version
 from byteps_py.wire.control import (
     Abort,
     ControlMessage,
@@ -36,7 +36,6 @@ __all__ = [
     "HEARTBEAT_INTERVAL",
     "SCHEDULER",
     "SchedulerLink",
-    "package_version",
     "worker_identity",
     "worker_registration",
 ]
@@ -163,14 +162,6 @@ class SchedulerLink:
     def _diagnosis(self) -> str:
         why = self._endpoint.diagnose(SCHEDULER)
         return f": {why}" if why else ""
-
-
-def package_version() -> str:
-    """The version of the installed distribution; "unknown" in a source tree that was never installed."""
-    try:
-        return version("byteps_py")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def worker_identity(incarnation: int) -> bytes:

@@ -20,7 +20,7 @@ from byteps_py.errors import BytePSError, RemoteProtocolError, SettingsError
 from byteps_py.roles.address import listening_ports, own_address
 from byteps_py.roles.engine import Engine
 from byteps_py.roles.envelope import Complaints, Envelope, asks_to_join, open_frames
-from byteps_py.roles.member import SCHEDULER, SchedulerLink, package_version, worker_identity
+from byteps_py.roles.member import SCHEDULER, SchedulerLink, worker_identity
 from byteps_py.roles.message_log import log_messages
 from byteps_py.roles.process import describe_this_process
 from byteps_py.roles.termination import TERMINATED, Termination
@@ -29,6 +29,7 @@ from byteps_py.telemetry import logs
 from byteps_py.transport.base import Buffer, Endpoint, Message, tcp_address
 from byteps_py.transport.zmq import ZmqEndpoint
 from byteps_py.types import Role
+from byteps_py.version import package_version
 from byteps_py.wire.control import (
     Bye,
     ControlMessage,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 PACKAGE = "byteps_py"
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "role"),
+    ("errors", "role", "version"),
     ("types",),
     ("variables",),
     ("completion",),
@@ -38,7 +38,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 """From the bottom up: a module imports from its own part and from lower rows. ``__init__`` is the package itself."""
 
-LAUNCHER_MAY_IMPORT = frozenset({"errors", "role", "variables", "completion", "settings", "known_names", "ports"})
+LAUNCHER_MAY_IMPORT = frozenset(
+    {"errors", "role", "variables", "completion", "settings", "known_names", "ports", "version"}
+)
 """The launcher stands apart, so that starting processes loads next to nothing."""
 
 IMPURE = frozenset(

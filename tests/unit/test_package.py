@@ -35,9 +35,11 @@ def test_no_other_name() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_the_launcher_loads_little() -> None:
+@pytest.mark.parametrize("module", ["byteps_py.launcher.main", "byteps_py.cli"])
+def test_the_commands_load_little(module: str) -> None:
     code = (
-        "import sys, byteps_py.launcher.main; print(*sorted({'numpy', 'zmq', 'msgspec', 'psutil'} & set(sys.modules)))"
+        f"import sys, {module}, byteps_py; byteps_py.__version__; "
+        "print(*sorted({'numpy', 'zmq', 'msgspec', 'psutil'} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     assert result.stdout.split() == []
