@@ -27,7 +27,7 @@ from typing import Final
 
 from byteps_py.errors import TransportError
 from byteps_py.transport.base import Buffer, tcp_address
-from byteps_py.transport.probe import Verdict, probe
+from byteps_py.transport.probe import Finding, Verdict, probe
 from byteps_py.transport.resolve import UnresolvedName, resolve
 
 __all__ = ["Dial"]
@@ -50,12 +50,14 @@ class Dial:
         unsent: messages that wait for a target.
         connected: the target that the owner has acted on, as ``tcp://address:port``; kept by the owner.
         trouble: what the last turn has found, as part of a sentence.
+        obstacle: the same if no connection can be made at all, else empty.
     """
 
     def __init__(self, host: str, port: int, wake: Callable[[], None]) -> None:
         self.unsent: list[Sequence[Buffer]] = []
         self.connected: str | None = None
         self.trouble = f"the host name {host!r} is being looked up"
+        self.obstacle = ""
         self._host = host
         self._port = port
         self._wake = wake
@@ -88,21 +90,22 @@ class Dial:
         try:
             addresses = resolve(self._host, self._port)
         except TransportError as error:
-            self.trouble = str(error)
+            self.trouble = self.obstacle = str(error)
             self._report(error)
             return None
         targets = {tcp_address(each, self._port): each for each in addresses}
         order = sorted(targets, key=lambda each: each != self._target)
-        findings: dict[str, list[str]] = {}
+        findings: dict[Finding, list[str]] = {}
         for target in order:
             if self._stopped.is_set():
                 return None
             finding = probe(targets[target], self._port)
-            findings.setdefault(finding.text, []).append(targets[target])
+            findings.setdefault(finding, []).append(targets[target])
             if finding.verdict is Verdict.GREETS:
-                self.trouble = finding.text
+                self.trouble, self.obstacle = finding.text, ""
                 return target
-        self.trouble = "; ".join(f"{', '.join(each)}: {text}" for text, each in findings.items())
+        self.trouble = "; ".join(f"{', '.join(each)}: {finding.text}" for finding, each in findings.items())
+        self.obstacle = self.trouble if all(each.is_in_the_way for each in findings) else ""
         return None
 
     def _report(self, error: TransportError) -> None:

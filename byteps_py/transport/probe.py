@@ -37,6 +37,11 @@ class Finding(NamedTuple):
     verdict: Verdict
     text: str
 
+    @property
+    def is_in_the_way(self) -> bool:
+        """Whether no connection can be made there, whoever would answer."""
+        return self.verdict in (Verdict.REFUSED, Verdict.SILENT, Verdict.UNREACHABLE)
+
 
 _GREETS: Final = Finding(
     Verdict.GREETS,

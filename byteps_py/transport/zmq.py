@@ -31,7 +31,7 @@ from byteps_py.errors import TransportError
 from byteps_py.transport import descriptors, listening
 from byteps_py.transport.base import Buffer, Message, tcp_address
 from byteps_py.transport.dialing import Dial
-from byteps_py.transport.probe import Verdict, probe
+from byteps_py.transport.probe import probe
 from byteps_py.transport.resolve import is_numeric, resolve, split_address
 
 __all__ = ["ZmqEndpoint"]
@@ -42,8 +42,6 @@ _RECONNECT_MS: Final = 100
 _RECONNECT_MAX_MS: Final = 1000
 _KEEPALIVE_SECONDS: Final = 10
 _RETRANSMIT_MS: Final = 15_000
-_IN_THE_WAY: Final = (Verdict.REFUSED, Verdict.SILENT, Verdict.UNREACHABLE)
-"""What a probe finds where no connection can be made."""
 
 
 class ZmqEndpoint:
@@ -110,8 +108,11 @@ class ZmqEndpoint:
 
     def obstacle(self, peer: bytes) -> str:
         """See :meth:`byteps_py.transport.base.Endpoint.obstacle`."""
+        dial = self._dials.get(peer)
+        if dial is not None and dial.connected is None:
+            return dial.obstacle
         finding = probe(*self._addresses[peer])
-        return finding.text if finding.verdict in _IN_THE_WAY else ""
+        return finding.text if finding.is_in_the_way else ""
 
     def send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
         """See :meth:`byteps_py.transport.base.Endpoint.send`. Frames under 64 KiB are copied, larger ones are lent."""
@@ -191,6 +192,7 @@ class ZmqEndpoint:
                 self._dealers[peer].disconnect(dial.connected)
                 self._dealers[peer].connect(target)
             dial.connected = target
+            self._addresses[peer] = split_address(target)  # to look up the name again could take long
             unsent, dial.unsent = dial.unsent, []
             for frames in unsent:
                 self.send(peer, frames)

@@ -228,6 +228,7 @@ class Names:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.addresses: list[str] = []
         self.asked = threading.Semaphore(0)
+        self.askers: set[threading.Thread] = set()
         self._real = socket.getaddrinfo
         monkeypatch.setattr(socket, "getaddrinfo", self._look_up)
 
@@ -236,6 +237,7 @@ class Names:
             return self._real(host, port, *arguments, **keywords)
         flags = keywords.get("flags", 0)
         if not flags & socket.AI_NUMERICHOST:
+            self.askers.add(threading.current_thread())
             self.asked.release()
         if flags & socket.AI_NUMERICHOST or not self.addresses:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
@@ -307,6 +309,21 @@ class TestZmqNames:
         for _ in range(3):
             assert names.asked.acquire(timeout=10)
         assert client.diagnose(b"server") == ("127.0.0.1, 127.0.0.2: connections are refused (nothing listens there)")
+
+    def test_what_is_in_the_way_is_told_without_another_look_up(self, open_endpoint: Make, names: Names) -> None:
+        """A look-up may take half a minute, and the thread that asks must go on."""
+        server, client = open_endpoint(b"server"), open_endpoint(b"client")
+        self.connect(client, server.listen(ANY))
+        for _ in range(3):
+            assert names.asked.acquire(timeout=10)
+        assert "'node.test' cannot be resolved" in client.obstacle(b"server")
+        names.addresses = ["127.0.0.1"]
+        exchange(server, client, 50)
+        assert client.obstacle(b"server") == ""
+        server.close()
+        assert "connections are refused" in client.obstacle(b"server")
+        assert "connections are refused" in client.diagnose(b"server")
+        assert threading.current_thread() not in names.askers
 
     def test_a_peer_that_moves_before_it_has_said_a_word_is_followed(self, open_endpoint: Make, names: Names) -> None:
         mute, client = open_endpoint(b"server"), open_endpoint(b"client")

@@ -15,6 +15,7 @@ from byteps_py.transport.probe import Finding, Verdict
 from byteps_py.transport.resolve import UnresolvedName
 
 GREETS = Finding(Verdict.GREETS, "it greets")
+FOREIGN = Finding(Verdict.FOREIGN, "a web server")
 REFUSED = Finding(Verdict.REFUSED, "it refuses")
 UNKNOWN = UnresolvedName("the host name 'node' cannot be resolved")
 
@@ -25,6 +26,7 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: list[list[str] | TransportError] = [[]]
         self.greeting: set[str] = set()
+        self.foreign: set[str] = set()
         self.probed: list[str] = []
         self.turns = threading.Semaphore(0)
         """Released at the beginning of each turn."""
@@ -44,6 +46,8 @@ class World:
 
     def _probe(self, address: str, port: int) -> Finding:
         self.probed.append(address)
+        if address in self.foreign:
+            return FOREIGN
         return GREETS if address in self.greeting else REFUSED
 
     def wait(self, turns: int) -> None:
@@ -104,15 +108,24 @@ def test_what_is_wrong_with_each_address_is_known(world: World, dials: list[Dial
     world.names = [["10.0.0.1", "10.0.0.2"]]
     dial = start(world, dials)
     world.wait(3)
-    assert dial.trouble == "10.0.0.1, 10.0.0.2: it refuses"
+    assert dial.trouble == dial.obstacle == "10.0.0.1, 10.0.0.2: it refuses"
     assert dial.target() is None
+
+
+def test_no_obstacle_is_where_somebody_takes_connections(world: World, dials: list[Dial]) -> None:
+    world.names = [["10.0.0.1", "10.0.0.2"]]
+    world.foreign = {"10.0.0.2"}
+    dial = start(world, dials)
+    world.wait(3)
+    assert dial.trouble == "10.0.0.1: it refuses; 10.0.0.2: a web server"
+    assert dial.obstacle == ""
 
 
 def test_what_is_wrong_with_the_name_is_known(world: World, dials: list[Dial]) -> None:
     world.names = [UNKNOWN]
     dial = start(world, dials)
     world.wait(3)
-    assert dial.trouble == "the host name 'node' cannot be resolved"
+    assert dial.trouble == dial.obstacle == "the host name 'node' cannot be resolved"
 
 
 def test_an_address_that_greets_is_kept(world: World, dials: list[Dial]) -> None:
@@ -125,6 +138,7 @@ def test_an_address_that_greets_is_kept(world: World, dials: list[Dial]) -> None
     assert dial.target() == "tcp://10.0.0.2:9"
     assert not world.woken.acquire(blocking=False)
     assert dial.trouble == "it greets"
+    assert dial.obstacle == ""
 
 
 def test_a_peer_that_has_moved_is_followed(world: World, dials: list[Dial]) -> None:
