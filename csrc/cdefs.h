@@ -50,12 +50,12 @@ int byteps_sum_groups(void *out, const void *const *sources, size_t n_sources, c
 /* Copies bytes between buffers that do not overlap. */
 int byteps_copy(void *out, const void *source, size_t n_bytes, int threads);
 
-/* From now on SIGTERM, if it is at its default, adds 1 to the eventfd `fd`, and ends this process as ever at most
- * `milliseconds` later.  Returns whether that is so.  Not for several threads at once, and only after
- * byteps_no_farewell once more. */
+/* From now on SIGTERM, if it is at its default and this is no first process of a container, adds 1 to the eventfd `fd`,
+ * and ends this process as ever at most `milliseconds` later.  Returns whether that is so.  Not for several threads at
+ * once, and only after byteps_no_farewell once more. */
 int byteps_farewell(int fd, int milliseconds);
 
-/* Undoes that; a handler that was set up meanwhile stays. */
+/* Undoes that; a handler that was set up meanwhile stays.  A process that has been told to end ends all the same. */
 void byteps_no_farewell(void);
 
 /* How many threads would share work that moves n_bytes through memory, when `threads` are allowed. */

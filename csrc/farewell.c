@@ -2,7 +2,11 @@
  *
  * The handler is in C because Python runs its own between two steps of the main thread, which may be far apart: a
  * process must not die later because of this.  A timer sends the signal once more, so that it dies within a moment
- * whatever its threads do.  A handler that the program sets up itself takes the place of this one, here or in Python. */
+ * whatever its threads do.  Until then the signal is taken no more notice of: `timeout` and `make` send it twice at
+ * once.  A handler that the program sets up itself takes the place of this one, here or in Python.
+ *
+ * The handler runs on any thread, and also in a child between fork and exec, which may share this memory (vfork): there
+ * it changes nothing but the child's own signals. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -15,7 +19,8 @@
 
 #include "cdefs.h"
 
-static pid_t owner;
+static volatile pid_t owner; /* 0: there is nobody to say goodbye */
+static volatile sig_atomic_t was_told;
 static int event_fd = -1;
 static timer_t timer;
 static struct itimerspec moment;
@@ -28,15 +33,30 @@ static void restore(void)
     sigaction(SIGTERM, &plain, NULL);
 }
 
-static void on_terminated(int number)
+/* Whether the timer is on its way: it is not once it has sent the signal, which may have merged with another one. */
+static int is_waiting(void)
+{
+    struct itimerspec left;
+    return timer_gettime(timer, &left) == 0 && (left.it_value.tv_sec != 0 || left.it_value.tv_nsec != 0);
+}
+
+static int begin(void)
 {
     const uint64_t one = 1;
+    if (timer_settime(timer, 0, &moment, NULL) != 0)
+        return 0;
+    was_told = 1; /* not before: another thread may be here, too */
+    return write(event_fd, &one, sizeof one) == (ssize_t)sizeof one;
+}
+
+static void on_terminated(int number)
+{
     const int before = errno;
-    restore();
     /* A forked child has the handler, but not the timer and not the thread. */
-    if (getpid() != owner || timer_settime(timer, 0, &moment, NULL) != 0
-        || write(event_fd, &one, sizeof one) != (ssize_t)sizeof one)
+    if (getpid() != owner || !(was_told ? is_waiting() : begin())) {
+        restore();
         raise(number); /* delivered when this handler returns */
+    }
     errno = before;
 }
 
@@ -50,6 +70,11 @@ int byteps_farewell(int fd, int milliseconds)
 {
     struct sigaction action;
     struct sigevent event;
+    const pid_t self = getpid();
+    if (self == 1) /* the first process of a container does not die of it at its default */
+        return 0;
+    if (owner != self && is_installed())
+        restore(); /* inherited from a process that this one was forked from */
     if (sigaction(SIGTERM, NULL, &action) != 0 || action.sa_handler != SIG_DFL)
         return 0;
     memset(&event, 0, sizeof event);
@@ -57,7 +82,8 @@ int byteps_farewell(int fd, int milliseconds)
     event.sigev_signo = SIGTERM;
     if (timer_create(CLOCK_MONOTONIC, &event, &timer) != 0)
         return 0;
-    owner = getpid();
+    owner = self;
+    was_told = 0;
     event_fd = fd;
     moment.it_value.tv_sec = milliseconds / 1000;
     moment.it_value.tv_nsec = milliseconds % 1000 * 1000000L;
@@ -67,6 +93,7 @@ int byteps_farewell(int fd, int milliseconds)
     sigemptyset(&action.sa_mask);
     if (sigaction(SIGTERM, &action, NULL) != 0) {
         timer_delete(timer);
+        owner = 0;
         return 0;
     }
     return 1;
@@ -76,7 +103,8 @@ void byteps_no_farewell(void)
 {
     if (is_installed())
         restore();
-    if (owner == getpid())
+    if (owner == getpid() && !was_told) /* a timer that runs is to end this process */
         timer_delete(timer);
     owner = 0;
+    event_fd = -1;
 }

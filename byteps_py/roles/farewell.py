@@ -20,7 +20,7 @@ __all__ = ["Farewell"]
 MILLISECONDS: Final = 300
 """At most so long after the signal the process is dead; as a rule a goodbye takes the time of one round trip."""
 _CLOSED: Final = 1 << 32
-"""What ends the thread; the signal counts 1."""
+"""What ends the thread; the signal counts 1, also if both have come before the thread looks."""
 
 
 class Farewell:
@@ -58,8 +58,12 @@ class Farewell:
         self._event = -1
 
     def _watch(self) -> None:
-        if os.eventfd_read(self._event) < _CLOSED:
+        if os.eventfd_read(self._event) % _CLOSED == 0:
+            return
+        try:
             self._say("was terminated by SIGTERM")
+        finally:
+            self._library.byteps_no_farewell()
             os.kill(os.getpid(), signal.SIGTERM)  # at its default again
 
 
