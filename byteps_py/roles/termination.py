@@ -53,8 +53,12 @@ class Termination:
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if not self.requested:
-            self.requested, self._first = True, now
-        elif now >= self._first + _REPEAT_SECONDS:
+            self._first = now
+            self.requested = True
+        elif not self.urgent and now >= self._first + _REPEAT_SECONDS:
             self.urgent = True
+        else:
+            # Nothing new; and the signal may have interrupted the lines below, whose lock cannot be taken twice.
+            return
         # Whatever lock waking needs may be held by this very thread, which the handler has interrupted.
         threading.Thread(target=self._wake, daemon=True).start()

@@ -34,6 +34,25 @@ def test_the_first_one_is_a_request_and_a_later_one_is_urgent(clock: list[float]
         assert termination.urgent
 
 
+def test_one_that_interrupts_the_handler_does_not_start_over(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that is being started holds a lock that its starter cannot take once more."""
+    started: list[object] = []
+
+    class Interrupted(threading.Thread):
+        def start(self) -> None:
+            started.append(self)
+            if len(started) < 3:
+                signal.raise_signal(signal.SIGTERM)
+
+    with Termination(lambda: None) as termination:
+        monkeypatch.setattr(threading, "Thread", Interrupted)
+        signal.raise_signal(signal.SIGTERM)
+        assert len(started) == 1
+        assert (termination.requested, termination.urgent) == (True, False)
+
+
 def test_afterwards_all_is_as_before() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with Termination(lambda: None):
