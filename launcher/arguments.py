@@ -7,6 +7,7 @@ abbreviations, and let an option that lacks its value fail with little more than
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from byteps_py import completion
+from byteps_py.role import Role
 from byteps_py.settings import JobSettings, variables_of
+from byteps_py.variables import choice, integer
 from byteps_py.version import package_version
 
-__all__ = ["Options", "parse", "usage_error"]
+__all__ = ["Options", "openmp_words", "parse", "usage_error"]
 
 _DESCRIPTION = """\
 Start the processes of a training job. There are three uses:
@@ -57,8 +60,8 @@ machine shared out among its workers and servers.
 Each line of output starts with role and rank: "[worker 0] ". One worker alone reads standard input,
 several read nothing. The exit status is that of the first process that failed, 128+N for signal N;
 2 for a usage error or a bad variable, 126 and 127 for a command that cannot be run or found.
-Signals are passed on to the workers; a second one kills. What a process leaves running in its
-session is ended with the job.
+Signals are passed on to the workers, to which SIGTERM leaves BYTEPS_GRACE_PERIOD; a second one
+kills. What the processes have started and left running is ended with the job.
 """
 
 _WIDTH = 100
@@ -91,6 +94,14 @@ def parse(argv: Sequence[str]) -> Options:
     parser = _parser()
     ours, command = _split(argv, parser)
     return Options(command=tuple(command), **vars(parser.parse_args(ours)))
+
+
+def openmp_words(options: Options, role: Role) -> tuple[str, ...]:
+    """The OpenMP options for ``role``, a server or a worker, as they could have been typed."""
+    prefix = "worker_" if role is Role.WORKER else ""
+    names = (f"{prefix}omp_wait_policy", f"{prefix}omp_num_threads")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    return tuple(word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value)))
 
 
 def usage_error(text: str) -> NoReturn:
@@ -218,21 +229,25 @@ def _alternatives(words: Sequence[str]) -> str:
 
 
 def _number_from(low: int, high: int) -> Callable[[str], int]:
+    form, parse = integer(low, high)
+
     def parse_number(text: str) -> int:
-        # int() alone would take 1_0 and the digits of every script
-        if text.isascii() and text.isdigit() and low <= int(text) <= high:
-            return int(text)
+        with contextlib.suppress(ValueError):
+            return parse(text)
         hint = "" if text[:1] in "-0123456789" else " (is it missing before the command?)"
-        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from {low} to {high}{hint}")
+        raise argparse.ArgumentTypeError(f"{text!r} must be {form}{hint}")
 
     return parse_number
 
 
 def _one_of(words: Sequence[str]) -> Callable[[str], str]:
+    form, parse = choice(*words)
+
     def parse_word(text: str) -> str:
-        if text.lower() in words:
-            return text.lower()
-        raise argparse.ArgumentTypeError(f"{text!r} must be one of {', '.join(words)}")
+        try:
+            return parse(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} must be {form}") from None
 
     return parse_word
 
