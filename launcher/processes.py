@@ -159,7 +159,8 @@ class Ends:
 
     def watch(self, pid: int) -> None:
         """Begin to watch a child that has not been reaped."""
-        with contextlib.suppress(OSError):
+        # Python has no such function where it was built with old headers.
+        with contextlib.suppress(OSError, AttributeError):
             descriptor = os.pidfd_open(pid)
             self._descriptors[descriptor] = pid
             self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLONESHOT)
