@@ -155,7 +155,7 @@ def _warn(chosen: OwnAddress, settings: JobSettings, targets: Sequence[str], log
 
 
 def _reaches_only_itself(host: str) -> bool:
-    return host == "localhost" or (is_numeric(host) and is_loopback(host))
+    return host in ("localhost", "0.0.0.0", "::") or (is_numeric(host) and is_loopback(host))
 
 
 def _list(interfaces: Interfaces) -> str:

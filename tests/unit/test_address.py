@@ -130,8 +130,9 @@ class TestOwnAddress:
             "it, and the scheduler at 10.0.0.1 is not here: set DMLC_NODE_HOST or DMLC_INTERFACE"
         ]
         self.choose(interface="lo")
-        self.choose(node_host="127.0.0.1")
-        assert len(caplog.messages) == 3
+        for host in ("127.0.0.1", "localhost", "0.0.0.0", "::"):
+            self.choose(node_host=host)
+        assert len(caplog.messages) == 6
 
     def test_loopback_is_good_enough_for_a_scheduler_on_this_machine(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
