@@ -42,6 +42,11 @@ class OpenMP:
     wait_policy: str | None = None
     num_threads: str | None = None
 
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> OpenMP:
+        """What an OpenMP library finds in ``environ``."""
+        return cls(environ.get(_POLICY), environ.get(_THREADS))
+
     def environment(self) -> dict[str, str]:
         """The variables to set."""
         values = {_POLICY: self.wait_policy, _THREADS: self.num_threads}
@@ -163,8 +168,8 @@ def describe_cores(numbers: Iterable[int]) -> str:
 
 def engine_threads(environ: Mapping[str, str]) -> int:
     """Engine threads of a server, each of which has an OpenMP team; 1 for a value that the server will refuse."""
-    text = environ.get("BYTEPS_SERVER_ENGINE_THREAD", "").strip()
-    return max(1, int(text)) if text.isdecimal() else 1
+    exported = _exported(dict(variables_of(ServerSettings))["engine_threads"], environ)
+    return int(_settled(exported, None) or 1)
 
 
 def device_files() -> int:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from byteps_py.errors import SettingsError
 from byteps_py.launcher import affinity, ports
 from byteps_py.launcher.affinity import OpenMP
-from byteps_py.launcher.arguments import Options
+from byteps_py.launcher.arguments import Options, openmp_words
 from byteps_py.launcher.launch import launch, setting
 from byteps_py.launcher.processes import ProcessSpec, module_command
 from byteps_py.role import Role
 from byteps_py.settings import inspect, settings_class
 
-__all__ = ["Draw", "Machine", "Plan", "plan_job", "plural", "run_job"]
+__all__ = ["Draw", "Machine", "Plan", "notes_without_server", "plan_job", "plural", "run_job"]
 
 HOST = "127.0.0.1"
 _OWN_VARIABLES = (
@@ -75,6 +75,7 @@ def plan_job(options: Options, environ: Mapping[str, str], machine: Machine, dra
     server, worker = _openmp(options, environ, max(1, len(machine.cores) // (workers + servers)), bindings)
     inherited, ignored = _inherit(environ)
     notes = [f"the whole job runs here, so these are not used: {' '.join(ignored)}"] if ignored else []
+    notes += [] if servers else notes_without_server(options)
     notes.append(_summary(servers, draw, server, worker))
     common = inherited | {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": str(servers), "PYTHONUNBUFFERED": "1"}
     common["BYTEPS_LAUNCH_ID"] = draw.launch_id
@@ -222,6 +223,15 @@ def _summary(servers: int, draw: Draw, server: OpenMP, workers: Sequence[OpenMP]
         f"{plural(len(workers), 'worker')}, {plural(servers, 'server')}, scheduler on {HOST}:{draw.port}, "
         f"job {draw.job_id}; {'servers' if servers > 1 else 'server'}: {server.describe()}; {worker_openmp}"
     )
+
+
+def notes_without_server(options: Options) -> list[str]:
+    """A line that says which options have no effect where no server is started, if there are any."""
+    words = openmp_words(options, Role.SERVER)
+    if not words:
+        return []
+    hint = " and ".join(word.replace("--", "--worker-") for word in words if word.startswith("--"))
+    return [f"no server is started here, so this is not used: {' '.join(words)} (for workers: {hint})"]
 
 
 def plural(count: int, word: str) -> str:

@@ -8,14 +8,14 @@ import secrets
 import shlex
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from byteps_py.errors import SettingsError
 from byteps_py.launcher import affinity
 from byteps_py.launcher.affinity import OpenMP
-from byteps_py.launcher.arguments import Options
+from byteps_py.launcher.arguments import Options, openmp_words
 from byteps_py.launcher.launch import launch
-from byteps_py.launcher.local import plural, run_job
+from byteps_py.launcher.local import notes_without_server, plural, run_job
 from byteps_py.launcher.processes import ProcessSpec, module_command
 from byteps_py.role import Role
 from byteps_py.settings import WorkerSettings, is_distributed, read, settings_class, why_needless
@@ -56,13 +56,15 @@ def run_role(role: Role, options: Options, environ: Mapping[str, str]) -> int:
     if (unused := _unused(options)) is not None:
         # One command line may serve all machines, as with BytePS.
         print(f"bpslaunch: a {role} runs no command, so this is not used: {unused}", file=sys.stderr)
+    for line in notes_without_server(options) if role is Role.SCHEDULER else ():
+        print(f"bpslaunch: {line}", file=sys.stderr)
     return _run_service(role, options, environ)
 
 
 def _unused(options: Options) -> str | None:
     """What only workers have a use for."""
     count = () if options.num_workers is None else ("-n", str(options.num_workers))
-    words = (*count, *options.command)
+    words = (*count, *openmp_words(options, Role.WORKER), *options.command)
     return shlex.join(words) if words else None
 
 
@@ -91,7 +93,8 @@ def _run_workers(options: Options, environ: Mapping[str, str]) -> int:
     settings = read(WorkerSettings, overruled)
     if settings.num_worker == 1 and settings.local_size > 1 and not settings.force_distributed:
         job = dataclasses.replace(options, num_workers=settings.local_size, num_servers=settings.num_server)
-        own = {name: value for name, value in environ.items() if not name.startswith("DMLC_")}
+        used = {"BYTEPS_LOCAL_SIZE"} | ({"BYTEPS_START_TIMEOUT"} if options.start_timeout is not None else set())
+        own = {name: value for name, value in environ.items() if not name.startswith("DMLC_") and name not in used}
         note = f"DMLC_NUM_WORKER=1 and {settings.local_size} workers on this machine: the whole job runs here"
         return run_job(job, own, [note])
     distributed = is_distributed(settings)
@@ -99,7 +102,7 @@ def _run_workers(options: Options, environ: Mapping[str, str]) -> int:
     specs = plan_workers(options, environ, settings, affinity.usable_cores(), secrets.token_hex(8), place)
     return launch(
         specs,
-        [_summary(settings, specs[0])],
+        [*notes_without_server(options), _summary(settings, specs)],
         options,
         report_failures=distributed,
         herald_environment=specs[0].environment if distributed else None,
@@ -155,10 +158,10 @@ def _label(settings: WorkerSettings, index: int, place: str | None) -> str:
     return f"worker {settings.worker_id}" if settings.local_size == 1 else f"worker {settings.worker_id}.{index}"
 
 
-def _summary(settings: WorkerSettings, first: ProcessSpec) -> str:
+def _summary(settings: WorkerSettings, specs: Sequence[ProcessSpec]) -> str:
     place = f"scheduler at {settings.root_uri}:{settings.root_port}"
     if not is_distributed(settings):
         place = "no server, nothing to connect"
-    threads = first.environment["OMP_NUM_THREADS"]
+    openmp = ", ".join(dict.fromkeys(OpenMP.of(each.environment).describe() for each in specs))
     machine = "" if settings.worker_id is None else f" of machine {settings.worker_id}"
-    return f"{plural(settings.local_size, 'worker')}{machine}, {place}; OMP_NUM_THREADS={threads}"
+    return f"{plural(settings.local_size, 'worker')}{machine}, {place}; {openmp}"

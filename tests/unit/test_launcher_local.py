@@ -83,6 +83,17 @@ def test_one_worker_needs_nobody_else() -> None:
     assert made.notes == ("1 worker, no server, nothing to connect; worker: OMP_NUM_THREADS=8",)
 
 
+def test_options_of_servers_have_no_effect_without_one() -> None:
+    made = plan(1, omp_wait_policy="active", omp_num_threads=3)
+    assert made.notes[0] == (
+        "no server is started here, so this is not used: --omp-wait-policy active --omp-num-threads 3 "
+        "(for workers: --worker-omp-wait-policy and --worker-omp-num-threads)"
+    )
+    assert environment(made, "worker 0").items() >= {"OMP_NUM_THREADS": "8"}.items()
+    assert len(made.notes) == 2
+    assert len(plan(1, 1, omp_num_threads=3).notes) == 1
+
+
 @pytest.mark.parametrize(
     ("workers", "servers", "environ", "devices", "expected"),
     [

@@ -230,6 +230,10 @@ def test_workers_whose_machine_has_no_number_have_logs_of_their_own(launched: li
         (OPTIONS, "python train.py"),
         (dataclasses.replace(OPTIONS, num_workers=4), "-n 4 python train.py"),
         (Options(("sh", "-c", "a b")), "sh -c 'a b'"),
+        (
+            Options(worker_omp_wait_policy="active", worker_omp_num_threads=3),
+            "--worker-omp-wait-policy active --worker-omp-num-threads 3",
+        ),
         (Options(), None),
     ],
 )
@@ -240,6 +244,31 @@ def test_a_service_says_once_that_it_runs_no_command(
     assert run_role(which, dataclasses.replace(options, dry_run=True), JOB) == 7
     expected = [] if unused is None else [f"bpslaunch: a {which} runs no command, so this is not used: {unused}"]
     assert capsys.readouterr().err.splitlines() == expected
+
+
+NO_SERVER = (
+    "no server is started here, so this is not used: --omp-num-threads 3 (for workers: --worker-omp-num-threads)"
+)
+
+
+def test_options_of_servers_have_no_effect_on_others(
+    launched: list[Launched], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = Options(omp_num_threads=3, dry_run=True)
+    run_role(Role.SERVER, options, JOB)
+    assert launched[-1].specs[0].environment["OMP_NUM_THREADS"] == "3"
+    assert capsys.readouterr().err == ""
+    run_role(Role.SCHEDULER, options, JOB)
+    assert capsys.readouterr().err == f"bpslaunch: {NO_SERVER}\n"
+    run_role(Role.WORKER, dataclasses.replace(options, command=OPTIONS.command), JOB)
+    assert launched[-1].notes[0] == NO_SERVER
+
+
+def test_the_line_about_workers_tells_all_of_their_openmp_settings(launched: list[Launched]) -> None:
+    options = dataclasses.replace(OPTIONS, worker_omp_wait_policy="active", worker_omp_num_threads=3)
+    run_role(Role.WORKER, options, JOB)
+    (line,) = launched[0].notes
+    assert line == "1 worker, scheduler at 10.0.0.1:9000; OMP_WAIT_POLICY=active OMP_NUM_THREADS=3"
 
 
 @pytest.mark.parametrize("which", [Role.SCHEDULER, Role.SERVER])
@@ -261,7 +290,9 @@ def test_several_workers_on_the_only_machine_become_a_local_job(
 
     monkeypatch.setattr(role, "run_job", run_job)
     environ = {**JOB, "DMLC_NUM_WORKER": "1", "DMLC_ROLE": "worker", "HOME": "/root"}
-    options = dataclasses.replace(OPTIONS, num_workers=count)
+    # What has been heeded is not to be called unused.
+    environ |= {"BYTEPS_LOCAL_SIZE": "2", "BYTEPS_START_TIMEOUT": "60"}
+    options = dataclasses.replace(OPTIONS, num_workers=count, start_timeout="5")
     assert run_role(Role.WORKER, options, {**environ, "NVIDIA_VISIBLE_DEVICES": "0,1"}) == 7
     ((chosen, inherited, notes),) = started
     workers = count or 2
