@@ -23,16 +23,21 @@ class Gathering:
         roster: filled and emptied by the caller.
         launches: what launchers tell of workers that have not registered; updated by the caller.
         start_timeout: seconds that the first process waits for the last one; 0: no limit.
+
+    Attributes:
+        had_workers: whether a worker has ever registered.
     """
 
     def __init__(self, roster: Roster, launches: Launches, start_timeout: float) -> None:
         self._roster = roster
         self._launches = launches
         self._start_timeout = start_timeout
+        self.had_workers = False
         self._reminder: Reminder | None = None  # of the wait for the first process, or for the last one
 
     def joined(self, now: float, member: Member) -> list[Action]:
         """``member`` has been added to the roster."""
+        self.had_workers = self.had_workers or self._roster.has_workers
         if len(self._roster) == 1:
             self._reminder = Reminder(now, calm_after=None)
         actions: list[Action] = [Log("info", f"{member.describe()} joined: {counts(self._roster)}")]

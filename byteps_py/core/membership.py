@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 from byteps_py.core.absence import counts
 from byteps_py.core.actions import Action, Log, Send, Stop
@@ -163,7 +163,9 @@ class Membership:
             text = f"{reason}: the job goes on until its workers have left, for {grace:g} s at most"
             return self._running.announce(f"{text} (BYTEPS_GRACE_PERIOD)")
         if self.state is State.GATHERING and not self._roster.has_workers and not self._launches.peers():
-            return self._finish(Finished(), Stop(0, f"{reason} before any worker came"))
+            nothing = Log("warning", "no worker called init(): nothing was exchanged")
+            said = [] if self._gathering.had_workers else [nothing]
+            return [*said, *self._finish(Finished(), Stop(0, f"{reason} while no worker was there"))]
         return self.abort(reason)
 
     def proven_lost(self, now: float, peer: bytes, how: str) -> list[Action]:
@@ -177,6 +179,10 @@ class Membership:
     def abort(self, reason: str) -> list[Action]:
         """End the job for a reason that only the runner knows; nothing if it has ended already."""
         return [] if self.state is State.ENDING else self._abort(reason)
+
+    def say_end_again(self) -> list[Action]:
+        """Repeat the end, once there is one, to everyone who has not left."""
+        return [] if self._end is None else [Send(peer, self._end) for peer, _, _ in self.members()]
 
     def knows(self, peer: bytes) -> bool:
         """Whether ``peer`` is registered, present or left."""
@@ -216,13 +222,14 @@ class Membership:
         return self._vacate(peer, f"{self._name(peer)} {message.reason or 'has left'}")
 
     def _vacate(self, peer: bytes, what: str) -> list[Action]:
-        """A process is gone before the job is complete: its place is free again."""
+        """A process is gone before the job is complete: its place is free again. Without workers, nobody minds."""
+        level: Literal["info", "warning"] = "warning" if self._roster.has_workers else "info"
         self._roster.remove(peer)
         self._liveness.forget(peer)
         self._gathering.removed()
         self._strangers.mute(peer)
         text = f"{what}; the job was not complete, so another process may take its place: {counts(self._roster)}"
-        return [Log("warning", text), Send(peer, Refused(text))]
+        return [Log(level, text), Send(peer, Refused(text))]
 
     # RUNNING
 
@@ -338,7 +345,7 @@ class Membership:
         launchers = self._launches.peers() if self.state is State.GATHERING else []
         self.state = State.ENDING
         self._end = end
-        return [*(Send(peer, end) for peer in [*(each for each, _, _ in self.members()), *launchers]), stop]
+        return [*self.say_end_again(), *(Send(peer, end) for peer in launchers), stop]
 
     def _say_end(self, now: float, peer: bytes, message: ControlMessage) -> list[Action]:
         assert self._end is not None

@@ -28,7 +28,9 @@ from byteps_py.transport.resolve import wait_until_resolved
 from byteps_py.transport.zmq import ZmqEndpoint
 from byteps_py.wire.control import (
     MAX_CONTROL_BYTES,
+    Abort,
     ControlMessage,
+    Finished,
     Refused,
     Register,
     decode_control,
@@ -41,7 +43,9 @@ _log = logging.getLogger("byteps_py.scheduler")
 _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _TICK: Final = 1.0
 _LINGER: Final = 3.0
-"""Seconds after the end in which the last messages are delivered, and repeated to whoever asks."""
+"""Seconds after the end in which the last messages are delivered, and repeated to whoever asks, at most."""
+_REPEAT: Final = 0.2
+"""Between two looks at who has not hung up yet."""
 _SETTLE: Final = 0.1
 """Seconds of it that pass in any case: what was sent may still be on its way to the kernel."""
 
@@ -103,6 +107,9 @@ class Scheduler:
         )
         self._complaints = Complaints(_log)
         self._was_complete = False
+        self._was_told = False  # to end, before the job had ended
+        self._reached: set[bytes] = set()  # who was connected when it was told of the end
+        self._hung_up: set[bytes] = set()  # and is not any more
         self._encoded: tuple[ControlMessage, bytes] | None = None
         self._tick_due = time.monotonic()
         self.stop: Stop | None = None
@@ -113,30 +120,30 @@ class Scheduler:
 
     def serve(self) -> int:
         """Work until the job has ended; returns the exit status. Whatever ends this scheduler, all members are told."""
-        try:
-            with Termination(self._endpoint.wake) as termination:
-                was_told = self._serve(termination)
-        except BaseException as error:
-            cause = "was interrupted" if isinstance(error, KeyboardInterrupt) else f"failed: {error!r}"
-            self._perform(self._membership.abort(f"{self._name} {cause}"))
-            self._linger()
-            raise
-        self._linger()
+        with Termination(self._endpoint.wake) as termination:
+            try:
+                self._serve(termination)
+            except BaseException as error:
+                cause = "was interrupted" if isinstance(error, KeyboardInterrupt) else f"failed: {error!r}"
+                self._perform(self._membership.abort(f"{self._name} {cause}"))
+                raise
+            finally:
+                self._linger(termination)
         assert self.stop is not None
-        return TERMINATED if was_told else self.stop.status
+        return TERMINATED if self._was_told else self.stop.status
 
-    def _serve(self, termination: Termination) -> bool:
-        """Work until the job has ended; returns whether this scheduler was told to end."""
-        was_told = False
+    def _serve(self, termination: Termination) -> None:
+        """Work until the job has ended."""
+        reason = f"{self._name} was told to end (SIGTERM)"
         while self.stop is None:
             self.run_once()
-            reason = f"{self._name} was told to end (SIGTERM)"
             if termination.urgent:
                 self._perform(self._membership.abort(reason))
-            elif termination.requested and not was_told:
-                was_told = True
-                self._perform(self._membership.told_to_end(time.monotonic(), reason, self._grace_period))
-        return was_told
+            elif termination.requested and not self._was_told and self.stop is None:
+                self._was_told = True
+                now = time.monotonic()
+                self._look_for_losses(now)  # a worker that is gone is a better reason
+                self._perform(self._membership.told_to_end(now, reason, self._grace_period))
 
     def run_once(self) -> None:
         """Wait for messages, at most until the next second, and act on them."""
@@ -175,7 +182,9 @@ class Scheduler:
     def _perform(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, Send):
-                self._send(action.peer, action.message)
+                sent = self._send(action.peer, action.message)
+                if isinstance(action.message, (Abort, Finished)):
+                    self._note_end(action.peer, sent)
             elif isinstance(action, Log):
                 _log.log(_LEVELS[action.level], "%s", action.text)
             else:
@@ -185,31 +194,53 @@ class Scheduler:
                 else:
                     _log.info("the job has finished: %s", action.reason)
 
-    def _send(self, peer: bytes, message: ControlMessage) -> None:
-        """Send one message; the members ask again for what did not arrive."""
+    def _note_end(self, peer: bytes, sent: bool) -> None:
+        """A member was told of the end, if it was connected. It hangs up when it has heard that."""
+        if sent:
+            self._reached.add(peer)
+            self._hung_up.discard(peer)
+        elif peer in self._reached:
+            self._hung_up.add(peer)
+
+    def _send(self, peer: bytes, message: ControlMessage) -> bool:
+        """Send one message, if the peer is connected; the members ask again for what did not arrive."""
         try:
             # The same message often goes to everyone.
             if self._encoded is None or self._encoded[0] is not message:
                 self._encoded = (message, encode_control(message))
-            if not self._endpoint.send(peer, [self._encoded[1]]):
-                _log.debug("%s is not connected and misses a %s", peer, type(message).__name__)
+            if self._endpoint.send(peer, [self._encoded[1]]):
+                return True
+            _log.debug("%s is not connected and misses a %s", peer, type(message).__name__)
         except (LocalProtocolError, TransportError) as error:
             _log.error("%s to %s: %s", type(message).__name__, repr(peer)[2:-1], error)
+        return False
 
-    def _linger(self) -> None:
-        """Deliver the last messages: for a moment, and a little longer while members that were told are there.
+    def _linger(self, termination: Termination) -> None:
+        """Deliver the last messages: for a moment, and a little longer while somebody may not have heard of the end.
 
-        A job that never was complete has processes that are not even known yet, and that are to learn why.
+        Whoever has heard of it hangs up, or is gone.  A job that never was complete has processes that are not even
+        known yet, and that are to learn why.  A signal that comes now has nothing to wait for.
         """
         started = now = time.monotonic()
+        repeat_due = started + _REPEAT
         while now < started + _SETTLE or (now < started + _LINGER and self._somebody_is_there()):
+            told_now = termination.urgent or (termination.requested and not self._was_told)
+            if told_now and now >= started + _SETTLE:
+                return
+            if now >= repeat_due:
+                repeat_due = now + _REPEAT
+                self._perform(self._membership.say_end_again())
             for message in self._endpoint.receive(_SETTLE / 2):
                 self._receive(message)
             now = time.monotonic()
 
     def _somebody_is_there(self) -> bool:
-        members = self._membership.members()
-        return not self._was_complete or any(is_proven_gone(each, self._here) is None for _, each, _ in members)
+        if not self._was_complete and not self._was_told:
+            return True
+        return any(
+            peer not in self._hung_up and is_proven_gone(process, self._here) is None
+            for peer, process, _ in self._membership.members()
+        )
 
 
 def _listening_address(settings: SchedulerSettings) -> str:

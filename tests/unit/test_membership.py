@@ -659,8 +659,24 @@ class TestToldToEnd:
         scheduler = membership()
         register(scheduler, SERVER)
         actions = scheduler.told_to_end(1.0, self.REASON, 20.0)
+        assert logged(actions) == ["no worker called init(): nothing was exchanged"]
         assert sent(actions) == [(b"s9", Finished())]
         assert [stop.status for stop in stops(actions)] == [0]
+
+    def test_a_worker_that_came_and_went_had_called_init(self) -> None:
+        scheduler = membership()
+        register(scheduler, WORKERS[0])
+        scheduler.receive(1.0, b"w1", Bye("gave init() up"))
+        actions = scheduler.told_to_end(1.0, self.REASON, 20.0)
+        assert [stop.status for stop in stops(actions)] == [0]
+        assert logged(actions) == []
+
+    def test_the_end_can_be_repeated(self) -> None:
+        scheduler = running()
+        assert scheduler.say_end_again() == []
+        scheduler.receive(1.0, b"w1", Bye())
+        scheduler.abort("reason")
+        assert sent(scheduler.say_end_again()) == [(b"w2", Abort("reason")), (b"s9", Abort("reason"))]
 
     def test_after_the_end(self) -> None:
         scheduler = running()
@@ -679,7 +695,13 @@ class TestToldToEnd:
         register(scheduler, SERVER)
         actions = scheduler.receive(1.0, b"s9", Bye("was told to end (SIGTERM)"))
         assert told(actions, Refused) == [b"s9"]
-        assert logged(actions)[0].startswith("server (pid 9 on host-c) was told to end (SIGTERM); the job was not")
+        text = "server (pid 9 on host-c) was told to end (SIGTERM); the job was not"
+        assert logged(actions)[0].startswith(text)
+        assert [each.level for each in actions if isinstance(each, Log)] == ["info"], "no worker waits"
+        register(scheduler, WORKERS[0])
+        register(scheduler, SERVER)
+        actions = scheduler.receive(1.0, b"s9", Bye("was told to end (SIGTERM)"))
+        assert [each.level for each in actions if isinstance(each, Log)] == ["warning"]
 
 
 class TestEnding:

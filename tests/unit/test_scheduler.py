@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -70,6 +71,9 @@ class Peer:
 
     def send_bytes(self, *frames: bytes) -> None:
         self._endpoint.send(SCHEDULER, frames)
+
+    def close(self) -> None:
+        self._endpoint.close()
 
     def messages(self, timeout: float = 0.0) -> list[ControlMessage]:
         received = self._endpoint.receive(timeout)
@@ -308,6 +312,7 @@ class FakeEndpoint:
         self.sent: list[tuple[bytes, ControlMessage]] = []
         self.closed = False
         self.on_receive: Callable[[], list[Message]] = list
+        self.on_wait: Callable[[], None] = lambda: None
         self.on_send: Callable[[], bool] = lambda: True
 
     def listen(self, address: str) -> str:
@@ -322,6 +327,7 @@ class FakeEndpoint:
 
     def receive(self, timeout: float | None) -> list[Message]:
         self.timeouts.append(timeout)
+        self.on_wait()
         return self.on_receive()
 
     def wake(self) -> None:
@@ -333,6 +339,10 @@ class FakeEndpoint:
 
 def arrival(member: Member) -> Message:
     return Message(member.peer, [memoryview(encode_control(member.register))])
+
+
+def said(member: Member, message: ControlMessage) -> Message:
+    return Message(member.peer, [memoryview(encode_control(message))])
 
 
 def script(*steps: list[Message] | BaseException) -> Callable[[], list[Message]]:
@@ -358,11 +368,71 @@ class TestTrouble:
         endpoint.on_receive = script([arrival(SERVER)], error)
         with pytest.raises(type(error)):
             run(SETTINGS, endpoint)
-        ((peer, message),) = endpoint.sent
+        ((peer, message),) = set(endpoint.sent)
         assert peer == b"s9"
         assert isinstance(message, Abort)
         assert message.reason == f"the scheduler (pid {os.getpid()} on {socket.gethostname()}) {words}"
         assert endpoint.closed
+
+    def test_it_ends_when_all_who_were_told_have_hung_up(
+        self, network: LoopbackNetwork, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing proves that they are gone: they are on other hosts."""
+        monkeypatch.setattr(scheduler_module, "_LINGER", 600.0)
+        job = Running(network)
+        one, two = job.peer(WORKER), job.peer(SERVER)
+        one.expect(Welcome)
+        two.expect(Welcome)
+        two.send(Bye("was interrupted"))
+        for peer in (one, two):
+            peer.expect(Abort)
+            peer.close()
+        assert job.end() == 1
+
+    def test_it_waits_for_one_who_has_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = [100.0]
+        monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+        endpoint = FakeEndpoint()
+        endpoint.on_receive = script([arrival(WORKER), arrival(SERVER)], [said(SERVER, Bye("was interrupted"))])
+        endpoint.on_wait = lambda: clock.__setitem__(0, clock[0] + 0.05)
+        assert run(SETTINGS, endpoint) == 1
+        assert clock[0] == pytest.approx(103.0, abs=0.2)
+        assert 10 < [message for peer, message in endpoint.sent if peer == b"w1"].count(endpoint.sent[-1][1]) < 20
+
+    @pytest.mark.parametrize("complete", [True, False])
+    def test_told_to_end_it_waits_for_nobody_then(self, monkeypatch: pytest.MonkeyPatch, complete: bool) -> None:
+        monkeypatch.setattr(scheduler_module, "_LINGER", 600.0)
+        endpoint = FakeEndpoint()
+        members = [arrival(WORKER), arrival(SERVER)] if complete else []
+        steps = script(members, [said(SERVER, Bye("was interrupted"))] if complete else [])
+
+        def receive() -> list[Message]:
+            if len(endpoint.timeouts) == 3:
+                signal.raise_signal(signal.SIGTERM)
+            return steps()
+
+        endpoint.on_receive = receive
+        assert run(SETTINGS, endpoint) == (1 if complete else 143)
+
+    def test_a_worker_that_is_gone_is_the_reason_and_not_the_signal(
+        self, monkeypatch: pytest.MonkeyPatch, child: subprocess.Popen[bytes]
+    ) -> None:
+        monkeypatch.setattr(scheduler_module, "_LINGER", 0.0)
+        endpoint = FakeEndpoint()
+        steps = script([arrival(_real(WORKER, child.pid)), arrival(SERVER)])
+
+        def receive() -> list[Message]:
+            if len(endpoint.timeouts) == 2:
+                child.kill()
+                os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+                signal.raise_signal(signal.SIGTERM)
+            return steps()
+
+        endpoint.on_receive = receive
+        assert run(SETTINGS, endpoint) == 143
+        (reason,) = {message.reason for _, message in endpoint.sent if isinstance(message, Abort)}
+        assert f"(pid {child.pid} on " in reason
+        assert "is lost: its process" in reason
 
     def test_a_broken_transport(self, caplog: pytest.LogCaptureFixture) -> None:
         endpoint = FakeEndpoint()
