@@ -270,7 +270,8 @@ class Ending:
         spoken = bool(self._workers & self._alive)
         if self.phase in (Phase.CLOSING, Phase.STOPPING):
             said = [Say(f"still running, and sent SIGTERM now: {left}")] if spoken else []
-            return [*said, *self._terminate(now)]
+            # After workers that all ended well, what the scheduler says is news: none of them may have called init().
+            return [*said, *self._terminate(now, hush=self.phase is Phase.STOPPING)]
         if self.phase is Phase.TERMINATED:
             said = [Say(f"still running, and killed now: {left}")] if spoken else []
             return [*said, *self._kill(now)]
@@ -284,14 +285,14 @@ class Ending:
         self.status = self.status or 1
         return [Say(f"could not be killed: {left}")]
 
-    def _terminate(self, now: float) -> list[Action]:
+    def _terminate(self, now: float, *, hush: bool = True) -> list[Action]:
         if self.phase in (Phase.TERMINATED, Phase.KILLED):
             return []
         self._enter(Phase.TERMINATED, now + TERMINATED_SECONDS)
         if not self._alive:
             return []
-        hush = [] if self._workers & self._alive else [Hush()]
-        return [*hush, _signal(self._alive, signal.SIGTERM, Reach.SESSION)]
+        hushed = [] if self._workers & self._alive or not hush else [Hush()]
+        return [*hushed, _signal(self._alive, signal.SIGTERM, Reach.SESSION)]
 
     def _kill(self, now: float) -> list[Action]:
         if self.phase is Phase.KILLED:

@@ -54,9 +54,10 @@ def test_a_job_that_ends_well(ending: Ending) -> None:
 
 
 def test_services_that_stay_are_ended_without_a_word_and_do_not_spoil_the_status(ending: Ending) -> None:
+    """They may say something themselves: that no worker has called init()."""
     ending.ended(0.0, {FIRST: 0, SECOND: 0})
     assert ending.tick(0.9) == []
-    assert ending.tick(1.0) == [Hush(), term(SCHEDULER, SERVER)]
+    assert ending.tick(1.0) == [term(SCHEDULER, SERVER)]
     assert ending.ended(1.1, {SCHEDULER: -15}) == []
     assert ending.tick(1.9) == []
     assert ending.tick(2.0) == [kill(SERVER)]
