@@ -79,7 +79,8 @@ def end_soon(reason: BaseException) -> None:
     _log.error("%s", reason)
     watchdog = threading.Timer(_EXIT_GRACE_SECONDS, exit_now)
     watchdog.daemon = True
-    watchdog.start()
+    with contextlib.suppress(RuntimeError):  # it is exiting already: from Python 3.12 on no thread can be started then
+        watchdog.start()
 
 
 def exit_now(status: int = 1) -> None:

@@ -7,6 +7,7 @@ a context with its two threads  5 (an event and a poll descriptor each, and one 
 each socket                     1
 each listening address          1, and 1 more for a moment
 each connection, either side    1
+pyzmq's collector               7 (a context of its own and two sockets)
 =============================== ==========================================================
 
 At the limit it would not accept connections either, but spin.  Nobody who listens knows for sure how many will come,
@@ -24,8 +25,8 @@ from byteps_py.errors import TransportError
 
 __all__ = ["CONNECTION", "CONTEXT", "LISTENER", "need", "raise_limit"]
 
-CONTEXT = 8
-"""For a context, the event that wakes its owner, and what is opened for a moment to look at something."""
+CONTEXT = 15
+"""For a context, the collector, the event that wakes the owner, and what is opened for a moment to look at something."""
 LISTENER = 4
 CONNECTION = 3
 _MOST = 1 << 16

@@ -69,6 +69,9 @@ class ZmqEndpoint:
         self._dials: dict[bytes, Dial] = {}
         self._poller = zmq.Poller()
         self._wake_lock = threading.Lock()
+        # Large messages are lent, which starts pyzmq's collector: now, since from Python 3.12 on nothing can be started
+        # in a process that is exiting, and a worker may send its first large message then.
+        zmq.Frame(bytes(zmq.COPY_THRESHOLD), copy=False)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller.register(self._wake_fd, zmq.POLLIN)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -220,6 +222,24 @@ class TestZmqAddresses:
         assert server.receive(0.3) == []
         server.close()
         client.close()
+
+    def test_the_first_large_message_may_be_sent_by_a_process_that_exits(self) -> None:
+        """A worker delivers what it has begun; Python starts no thread any more by then."""
+        script = f"""
+import atexit
+from byteps_py.transport.zmq import ZmqEndpoint
+server, client = ZmqEndpoint(b"s"), ZmqEndpoint(b"c")
+client.connect(b"s", server.listen({ANY!r}))
+
+@atexit.register
+def deliver():
+    client.send(b"s", [bytes(1 << 20)])
+    print(len(server.receive(30)[0].frames[0]))
+    server.close()
+    client.close()
+"""
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+        assert (done.stdout, done.stderr) == ("1048576\n", "")
 
 
 class Names:

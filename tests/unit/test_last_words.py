@@ -79,3 +79,9 @@ def test_nothing_is_said_of_a_process_that_does_not_die() -> None:
     assert last_words.cause() == ""
     last_words.note_failed_start(JobRefused("x"))
     assert last_words.cause() == ""
+
+
+def test_an_end_in_the_middle_of_an_exit_is_one_line() -> None:
+    """Python starts no thread any more by then, so nobody watches over the rest of it."""
+    result = run("atexit.register(lambda: last_words.end_soon(JobAborted('over')))")
+    assert (result.returncode, result.stderr) == (0, "over\n")
