@@ -34,7 +34,8 @@ def run_mark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         patch.setenv(leftovers.RUN_MARK, mark)
         patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp", numbered=False)))
         patch.setattr(tempfile, "tempdir", None)
-        for name in [name for name in os.environ if name.startswith(("DMLC_", "BYTEPS_", "OMP_"))]:
+        # COLUMNS and LINES, the size of no terminal, come from pytest-xdist.
+        for name in [name for name in os.environ if name.startswith(("DMLC_", "BYTEPS_", "OMP_", "COLUMNS", "LINES"))]:
             patch.delenv(name)
         before = leftovers.look(mark)
         yield mark
