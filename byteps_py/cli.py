@@ -15,7 +15,6 @@ from byteps_py.errors import BytePSError, SettingsError
 from byteps_py.role import Role
 from byteps_py.settings import JobSettings, SchedulerSettings, ServerSettings, read, read_role, why_needless
 from byteps_py.telemetry import logs
-from byteps_py.version import package_version
 
 __all__ = ["main"]
 
@@ -136,5 +135,7 @@ class _Version(argparse.Action):
     """Looks the version up only when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from byteps_py.version import package_version
+
         print(f"byteps_py {package_version()}")
         parser.exit()

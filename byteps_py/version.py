@@ -1,14 +1,14 @@
-"""Which byteps_py this is."""
+"""Which byteps_py this is. The commands load this module, which loads a lot, only when they are asked."""
 
 from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
 
 __all__ = ["package_version"]
 
 
 def package_version() -> str:
     """The version of the installed distribution; "unknown" in a source tree that was never installed."""
-    from importlib.metadata import PackageNotFoundError, version  # loads a lot, and few ask
-
     try:
         return version("byteps_py")
     except PackageNotFoundError:

@@ -18,7 +18,6 @@ from byteps_py import completion
 from byteps_py.role import Role
 from byteps_py.settings import JobSettings, variables_of
 from byteps_py.variables import choice, integer
-from byteps_py.version import package_version
 
 __all__ = ["Options", "openmp_words", "parse", "usage_error"]
 
@@ -271,6 +270,8 @@ class _Version(argparse.Action):
     """Looks the version up only when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from byteps_py.version import package_version
+
         print(f"bpslaunch {package_version()}")
         parser.exit()
 

@@ -148,7 +148,8 @@ def test_a_usage_error_from_elsewhere_looks_the_same(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err.splitlines()[-1] == "bpslaunch: error: no luck"
 
 
-def test_help_explains_the_three_uses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_explains_the_three_uses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as caught:
         parse(["-h"])
     assert caught.value.code == 0

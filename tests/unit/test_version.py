@@ -6,6 +6,7 @@ import importlib.metadata
 
 import pytest
 
+from byteps_py import version
 from byteps_py.version import package_version
 
 
@@ -17,5 +18,5 @@ def test_a_source_tree_that_was_never_installed(monkeypatch: pytest.MonkeyPatch)
     def find_nothing(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(importlib.metadata, "version", find_nothing)
+    monkeypatch.setattr(version, "version", find_nothing)
     assert package_version() == "unknown"
