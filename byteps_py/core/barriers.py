@@ -17,6 +17,8 @@ class Arrival(enum.Enum):
     """That barrier was complete before: only the answer has to be repeated."""
     WAITING = enum.auto()
     """Others are still missing."""
+    REPEATED = enum.auto()
+    """It said so before; others are still missing."""
     COMPLETE = enum.auto()
     """It was the last one."""
     AHEAD = enum.auto()
@@ -36,6 +38,8 @@ class Barriers:
         """Participant ``rank`` says that it is at barrier ``number``."""
         if number != self.number:
             return Arrival.PASSED if number < self.number else Arrival.AHEAD
+        if rank in self._arrived:
+            return Arrival.REPEATED
         self._arrived.add(rank)
         if len(self._arrived) < self._size:
             return Arrival.WAITING

@@ -6,7 +6,7 @@ from byteps_py.core.actions import Action, Log, Send
 from byteps_py.core.barriers import Arrival, Barriers
 from byteps_py.core.departures import Departures
 from byteps_py.core.liveness import Reminder
-from byteps_py.core.roster import Seating
+from byteps_py.core.roster import Seating, listed
 from byteps_py.core.tensor_table import TensorTable
 from byteps_py.wire.control import BarrierDone, ControlMessage, Declare, Declared, Left, Notice, Waiting, Welcome
 
@@ -65,13 +65,15 @@ class Job:
         return [*actions, Send(peer, Declared(message.request, placements))]
 
     def barrier(self, now: float, peer: bytes, number: int) -> list[Action]:
-        """A worker is at a barrier."""
+        """A worker is at a barrier; asking again, it is told for whom it waits."""
         arrival = self._barriers.arrive(self.seating.worker_ranks[peer], number)
         if arrival is Arrival.PASSED:
             return [Send(peer, BarrierDone(number))]
         if arrival is Arrival.AHEAD:
             open_one = self._barriers.number
             return [Log("warning", f"{self.names[peer]} is at barrier {number} before barrier {open_one} is complete")]
+        if arrival is Arrival.REPEATED:
+            return [Send(peer, Waiting(self._missing(), number))]
         if arrival is Arrival.WAITING:
             self._barrier_reminder = self._barrier_reminder or Reminder(now)
             return []
@@ -122,16 +124,16 @@ class Job:
         return [Log("warning", text), *self._to_workers(Notice(text))]
 
     def remind(self, now: float) -> list[Action]:
-        """Speak of a barrier that has been waited for, also to those who wait there."""
+        """Speak of a barrier that has been waited for."""
         waited = self._barrier_reminder.due(now) if self._barrier_reminder is not None else None
         if waited is None:
             return []
-        missing = self._barriers.missing()
-        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-        names = ", ".join(self._name(rank) for rank in missing[:8]) + more
-        text = f"waiting {waited:.0f} s at barrier {self._barriers.number} for {names}"
-        waiting = Waiting(text, self._barriers.number)
-        return [Log("warning", text), *(Send(self._workers[rank], waiting) for rank in self._barriers.arrived())]
+        return [Log("warning", f"waiting {waited:.0f} s at barrier {self._barriers.number} for {self._missing()}")]
+
+    def _missing(self) -> str:
+        """Who is missing at the open barrier."""
+        ranks = self._barriers.missing()
+        return listed((self._name(rank) for rank in ranks), len(ranks))
 
     def _to_workers(self, message: ControlMessage) -> list[Action]:
         return [Send(peer, message) for peer in self._workers if peer not in self.left]

@@ -99,9 +99,11 @@ class SchedulerLink:
         if isinstance(message, HeartbeatReply):
             self._scheduler = message.scheduler
             return None
+        if isinstance(message, Waiting) and message.barrier:
+            return message
         if isinstance(message, (Waiting, Notice)):
             self._log.warning("%s", message.text)
-            return message if isinstance(message, Waiting) and message.barrier else None
+            return None
         if isinstance(message, Welcome):
             self._job = message.job
         return message

@@ -1,7 +1,7 @@
 """Questions of a worker to the scheduler, repeated until they are answered.
 
 The scheduler answers everything, and a repetition is harmless; without an answer, the question or the answer was lost
-with a connection, or a barrier is not complete.  Then the scheduler says now and then who is missing there.
+with a connection, or a barrier is not complete.  Then the scheduler answers who is missing there.
 Everything here belongs to the worker's thread.
 """
 
@@ -28,17 +28,13 @@ REPORT_SECONDS: Final = 60.0
 
 @dataclass
 class _Question:
-    """One question: what it is about, since when it is open, and when it is repeated and talked about next.
-
-    ``last_word`` is what the scheduler said of it.
-    """
+    """One question: what it is about, since when it is open, and when it is repeated and talked about next."""
 
     message: Declare | Barrier
     text: str
     since: float
     repeat_due: float
     report_due: float
-    last_word: str = ""
 
 
 class Requests:
@@ -75,11 +71,11 @@ class Requests:
         self._signals[number] = signal
         self._ask(now, ("barrier", number), Barrier(number), f"at barrier {number}")
 
-    def barrier_waits(self, number: int, text: str) -> None:
-        """The scheduler said who is missing at barrier ``number``, which has been shown."""
+    def barrier_waits(self, number: int, missing: str) -> None:
+        """The scheduler said who is missing at barrier ``number``."""
         question = self._questions.get(("barrier", number))
         if question is not None:
-            question.last_word = text
+            question.text = f"at barrier {number} for {missing}"
 
     def declared(self, request: int) -> None:
         """An answer to a declaration has been acted on; the question stays if it left a tensor without a word.
@@ -106,10 +102,10 @@ class Requests:
         """
         for question in self._questions.values():
             waited = now - question.since
-            text = question.last_word or f"waiting {waited:.0f} s {question.text}"
+            text = f"waiting {waited:.0f} s {question.text}"
             if self._limit and waited >= self._limit:
                 raise TransportTimeout(f"{text}; giving up (BYTEPS_STALL_TIMEOUT={self._limit:g})")
-            if now >= question.report_due and isinstance(question.message, Declare):
+            if now >= question.report_due:
                 question.report_due = now + REPORT_SECONDS
                 _log.warning("%s", text)
             if now >= question.repeat_due:
@@ -122,5 +118,7 @@ class Requests:
             signal.fail(error)
 
     def _ask(self, now: float, key: tuple[str, int], message: Declare | Barrier, text: str) -> None:
-        self._questions[key] = _Question(message, text, now, now + REPEAT_SECONDS, now + FIRST_REPORT_SECONDS)
+        # Once at least before the limit, so that the answer to a barrier is known by then.
+        repeat_due = now + min(REPEAT_SECONDS, self._limit / 2 or REPEAT_SECONDS)
+        self._questions[key] = _Question(message, text, now, repeat_due, now + FIRST_REPORT_SECONDS)
         self._link.send(message)

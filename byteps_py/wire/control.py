@@ -114,9 +114,9 @@ class Refused(_Message, frozen=True, tag="refused"):
 
 
 class Waiting(_Message, frozen=True, tag="waiting", omit_defaults=True):
-    """Who is missing, said now and then: to everyone before the job is complete, later to the workers at a barrier.
+    """Who is missing: said to everyone now and then before the job is complete, with ``barrier`` 0, in a sentence.
 
-    ``barrier`` is the number of that barrier, 0 before the job is complete.
+    Later it is the answer to a worker that says again that it is at ``barrier``: the names alone.
     """
 
     text: Text

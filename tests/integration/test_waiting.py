@@ -96,7 +96,7 @@ class TestStalls:
         ("body", "words"),
         [
             ("bps.push_pull(np.ones(3), 'w')", "for the result of 'w': missing worker 1 (pid "),
-            ("bps.barrier()", "at barrier 1"),
+            ("bps.barrier()", "at barrier 1 for worker 1 (pid "),
         ],
     )
     def test_the_end_reaches_everybody_with_the_same_cause(self, tmp_path: Path, body: str, words: str) -> None:

@@ -106,7 +106,7 @@ class TestBarrier:
     def test_repeating(self) -> None:
         running = job()
         running.barrier(0.0, b"w1", 1)
-        assert running.barrier(1.0, b"w1", 1) == []
+        assert _kinds(running.barrier(1.0, b"w1", 1)) == [(b"w1", Waiting)]
         running.barrier(2.0, b"w2", 1)
         assert running.barrier(3.0, b"w1", 1) == [Send(b"w1", BarrierDone(1))]
 
@@ -137,19 +137,23 @@ class TestBarrier:
         running.barrier(100.0, b"w2", 1)
         assert running.remind(109.0) == []
         text = "waiting 10 s at barrier 1 for worker 0 (pid 1 on host-a), worker 2 (pid 3 on host-a)"
-        assert running.remind(110.0) == [Log("warning", text), Send(b"w2", Waiting(text, 1))]
+        assert running.remind(110.0) == [Log("warning", text)]
         running.barrier(112.0, b"w1", 1)
-        (log, *told) = running.remind(120.0)
-        assert _kinds(told) == [(b"w1", Waiting), (b"w2", Waiting)]
-        assert isinstance(log, Log)
-        assert log.text == "waiting 20 s at barrier 1 for worker 2 (pid 3 on host-a)"
+        text = "waiting 20 s at barrier 1 for worker 2 (pid 3 on host-a)"
+        assert running.remind(120.0) == [Log("warning", text)]
         running.barrier(121.0, b"w3", 1)
         assert running.remind(200.0) == []
+
+    def test_whoever_asks_again_is_told_who_is_missing(self) -> None:
+        running = job(3)
+        assert running.barrier(100.0, b"w2", 1) == []
+        names = "worker 0 (pid 1 on host-a), worker 2 (pid 3 on host-a)"
+        assert running.barrier(101.0, b"w2", 1) == [Send(b"w2", Waiting(names, 1))]
 
     def test_a_long_list_of_missing_workers_is_cut(self) -> None:
         running = job(20)
         running.barrier(0.0, b"w1", 1)
-        (log, _) = running.remind(10.0)
+        (log,) = running.remind(10.0)
         assert isinstance(log, Log)
         assert log.text.count("worker") == 8
         assert log.text.endswith(" and 11 more")
