@@ -120,13 +120,20 @@ def _describe(pid: int) -> _Holder | None:
     with contextlib.suppress(psutil.Error, OSError):
         process = psutil.Process(pid)
         words = process.cmdline() or [process.name()]
-        command = " ".join(" ".join(words).split())
+        command = " ".join(" ".join(_readable(words)).split())
         if len(command) > _LONGEST_COMMAND:
             command = command[: _LONGEST_COMMAND - 3] + "..."
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(process.create_time()))
         text = f"process {pid} of user {process.username()} since {since} ({command})"
         return _Holder(pid, text, _is_scheduler(words))
     return None
+
+
+def _readable(words: Sequence[str]) -> Sequence[str]:
+    """Without the lines of Python by which our launcher starts a role: they would hide which role it is."""
+    if words[1:2] == ["-c"] and "byteps_py" in words[3:]:
+        return [words[0], "-m", *words[words.index("byteps_py") :]]
+    return words
 
 
 def _is_scheduler(words: Sequence[str]) -> bool:

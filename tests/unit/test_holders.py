@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
+from byteps_py.launcher.processes import module_command
 from byteps_py.ports import holders
 from byteps_py.ports.claims import claim_name
 from byteps_py.ports.holders import WILDCARD, describe_holder, describe_holders
@@ -75,6 +77,11 @@ class TestHolder:
             "it is the scheduler of another job, maybe a stale one: end it by `kill 42`, or choose another "
             "DMLC_PS_ROOT_PORT"
         )
+
+    def test_a_role_that_our_launcher_has_started_is_shown_as_one_would_type_it(self, machine: Machine) -> None:
+        machine.add("0.0.0.0", 9000, 42)
+        machine.processes[42] = list(module_command("byteps_py", "server"))
+        assert f"({sys.executable} -m byteps_py server)" in describe_holder("10.0.0.1", 9000)
 
     @pytest.mark.parametrize("command", ["/usr/bin/scheduler", "python -m byteps_py server", "bps server scheduler1"])
     def test_others_are_not(self, machine: Machine, command: str) -> None:
