@@ -7,7 +7,7 @@ line for each fact, and tells the scheduler:
 ======================  =================================================================================
 line                    meaning
 ======================  =================================================================================
-``vouch RANK PID``      the worker with this local rank lives; said again to the scheduler every few seconds
+``vouch RANK PID``      the worker with this local rank lives; said again to the scheduler every second
 ``ended PID RANK N``    this process has ended with status N (-N: signal N); RANK is ``-`` if it is no worker
 ======================  =================================================================================
 

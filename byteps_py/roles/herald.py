@@ -72,7 +72,8 @@ class Herald:
         self._children: dict[int, ProcessInfo] = {}
         self._vouching = False
         self._vouch_due = self._report_due = 0.0
-        self._reports: deque[ChildEnded] = deque()
+        self._reports: list[ChildEnded] = []
+        self._unanswered: deque[ChildEnded] = deque()  # in the order in which they were sent, repetitions too
         self._is_failing = False
         self.verdict: str | None = None
 
@@ -92,25 +93,27 @@ class Herald:
         except ValueError:
             return
 
-    def speak(self, now: float) -> float:
-        """Say what is due; returns the seconds until there is something to say again."""
+    def speak(self, now: float) -> float | None:
+        """Say what is due; returns the seconds until there is something to say again, None if there is nothing."""
         if self._reports and now >= self._report_due:
             self._report_due = now + REPEAT_SECONDS
             for report in self._reports:
                 self._send(report)
+                self._unanswered.append(report)
         if self._vouching and now >= self._vouch_due:
             self._vouch_due = now + REPEAT_SECONDS
             settings = self._settings
             children = tuple(Child(rank, process) for rank, process in sorted(self._children.items()))
             size = max(settings.local_size, *(child.local_rank + 1 for child in children))
             self._send(Vouch(settings.job_id, settings.launch_id, settings.worker_id, size, children))
-        return REPEAT_SECONDS
+        return REPEAT_SECONDS if self._reports or self._vouching else None
 
     def answered(self, message: ControlMessage) -> None:
         """Take a message of the scheduler."""
         if isinstance(message, HeartbeatReply):
-            if self._reports:
-                self._reports.popleft()
+            # It does not say to what, but there are no more answers than questions, and they come in order.
+            answered = self._unanswered.popleft() if self._unanswered else None
+            self._reports = [each for each in self._reports if each is not answered]
         elif isinstance(message, Vouched):
             self._vouching = self._vouching and bool(message.missing)
         elif isinstance(message, (Abort, Refused, Finished)):
@@ -184,7 +187,7 @@ def run(herald: Herald, endpoint: Endpoint, lines: Iterable[str], timeout: float
             deadline = deadline or now + timeout
             if herald.is_answered or now >= deadline:
                 return 0
-            wait = min(wait, deadline - now)
+            wait = min(REPEAT_SECONDS, deadline - now)
         for message in endpoint.receive(wait):
             if message.peer == SCHEDULER and len(message.frames) == 1:
                 try:

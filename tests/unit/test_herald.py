@@ -96,8 +96,9 @@ class TestVouching:
         pair.herald.hear(0.0, f"vouch 1 {ME}")
         pair.herald.hear(0.0, f"ended {ME} 1 0")
         assert pair.sent(0.0) == [ended(0, 1), vouch(0)]
-        pair.herald.hear(0.0, f"ended {ME} 0 0")
         pair.herald.answered(REPLY)
+        pair.herald.hear(0.0, f"ended {ME} 0 0")
+        assert pair.sent(0.0) == [ended(0, 0)]
         pair.herald.answered(REPLY)
         assert pair.sent(9.0) == []
 
@@ -132,6 +133,27 @@ class TestReports:
         pair.herald.answered(REPLY)
         assert pair.herald.is_answered
         assert pair.sent(2.0) == []
+
+    def test_the_answer_to_a_repetition_is_no_answer_to_the_next(self, pair: Pair) -> None:
+        pair.herald.hear(0.0, f"ended {ME} 0 0")
+        assert pair.sent(0.0) == [ended(0)]
+        pair.herald.hear(0.1, f"ended {ME} 1 3")
+        assert pair.sent(0.1) == [ended(0), ended(3, 1)]
+        pair.herald.answered(REPLY)
+        pair.herald.answered(REPLY)
+        assert not pair.herald.is_answered
+        assert pair.sent(2.0) == [ended(3, 1)]
+        pair.herald.answered(REPLY)
+        assert pair.herald.is_answered
+
+    def test_it_sleeps_while_there_is_nothing_to_say(self, pair: Pair) -> None:
+        assert pair.herald.speak(0.0) is None
+        pair.herald.hear(0.0, f"vouch 0 {ME}")
+        assert pair.herald.speak(0.0) == 1.0
+        pair.herald.answered(Vouched(()))
+        assert pair.herald.speak(1.0) is None
+        pair.herald.hear(1.0, f"ended {ME} 0 1")
+        assert pair.herald.speak(1.0) == 1.0
 
     def test_one_that_is_no_worker(self, pair: Pair) -> None:
         pair.herald.hear(0.0, f"ended {ME} - 3")
