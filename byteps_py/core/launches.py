@@ -26,7 +26,9 @@ HOLD_SECONDS: Final = 5.0
 _SIGNALLED: Final = 128
 """From this status on, a shell means that its command has died of a signal."""
 _MOST: Final = 65536
-"""Most processes that are remembered, so that nobody can fill the memory."""
+"""Most launchers and processes that are remembered, so that nobody can fill the memory."""
+_MENTIONED: Final = 1024
+"""Most ended processes of which a line is written; none twice, since what is not answered in time is repeated."""
 
 
 @dataclass
@@ -73,12 +75,13 @@ class Launches:
         self._sizes: dict[NodeKey, int] = {}
         self._failure: tuple[float, str] | None = None
         self._doubts: dict[bytes, str] = {}
+        self._mentioned: set[ProcessInfo] = set()
 
     def vouch(self, now: float, peer: bytes, message: Vouch) -> tuple[int, ...]:
         """A launcher vouches for workers; returns the local ranks among them that have not joined."""
         children = {each.local_rank: each.process for each in message.children}
-        known = sum(len(each.children) for other, each in self._launches.items() if other != peer)
-        if known + len(children) <= _MOST:
+        known = sum(1 + len(each.children) for other, each in self._launches.items() if other != peer)
+        if known + 1 + len(children) <= _MOST:
             self._launches[peer] = _Launch(message, now, children)
         node = node_key(message.worker_id, message.launch_id)
         return tuple(rank for rank in children if not self._roster.is_taken(node, rank))
@@ -110,6 +113,15 @@ class Launches:
             message: which one, and with which status.
             job: the job, if it is complete.
         """
+        verdict = self._judge(now, message, job)
+        if not verdict.warning or verdict.reason:
+            return verdict
+        if message.process in self._mentioned or len(self._mentioned) >= _MENTIONED:
+            return verdict._replace(warning="")
+        self._mentioned.add(message.process)
+        return verdict
+
+    def _judge(self, now: float, message: ChildEnded, job: Job | None) -> Verdict:
         process = f"process {message.process.pid} on {message.process.host}"
         how = f"its {process} {_ending(message.status)}"
         member = self._roster.find(message.process)

@@ -61,7 +61,7 @@ from byteps_py.wire.control import (
 __all__ = ["Action", "Log", "Membership", "Send", "State", "Stop"]
 
 _OF_ANYONE: Final = (Register, ChildEnded, Vouch)
-_OF_WORKERS: Final = (Declare, Barrier)
+_SENDERS: Final = {Declare: Role.WORKER, Barrier: Role.WORKER, Notice: Role.SERVER}
 
 
 class State(enum.Enum):
@@ -302,7 +302,7 @@ class Membership:
         if self.state is State.ENDING:
             return actions  # processes are expected to end now
         if self._strangers.job_problem("", message.job_id) is not None:
-            return [*actions, Log("warning", f"ignored the end of a process of job {message.job_id!r}")]
+            return actions + self._strangers.heard(peer, message)
         verdict = self._launches.ended(now, message, self._job)
         if verdict.warning:
             actions.append(Log("warning", verdict.warning))
@@ -324,7 +324,7 @@ class Membership:
 
     def _may_send(self, peer: bytes, message: ControlMessage) -> bool:
         member = self._roster.get(peer)
-        if isinstance(message, _OF_WORKERS) and (member is None or member.register.role is not Role.WORKER):
+        if member is not None and member.register.role is not _SENDERS.get(type(message), member.register.role):
             return False
         return not (isinstance(message, Declare | Barrier) and self._has_left(peer))
 

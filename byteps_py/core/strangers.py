@@ -84,6 +84,8 @@ class Strangers:
             return self._send_away(peer)
         if not self.mute(peer):
             return []
+        if isinstance(message, ChildEnded):
+            return [Log("warning", f"ignored the end of a process of job {message.job_id!r}")]
         kind = type(message).__name__
         return [Log("warning", f"ignored a {kind} of {shown(peer)}, which is not registered")]
 

@@ -84,6 +84,15 @@ class TestVouching:
             desk.launches.vouch(0.0, b"%d" % number, vouch(*range(1000), worker_id=number))
         assert len(desk.launches.peers()) == 65
 
+    def test_nor_by_vouching_for_nobody(self) -> None:
+        desk = Desk()
+        desk.launches.vouch(0.0, b"first", vouch(size=1))
+        (launch,) = desk.launches._launches.values()
+        for number in range(65_535):
+            desk.launches._launches[b"%d" % number] = launch
+        desk.launches.vouch(0.0, b"one more", vouch(size=1))
+        assert b"one more" not in desk.launches.peers()
+
 
 class TestAMemberEnded:
     def test_by_its_process(self) -> None:
@@ -140,6 +149,15 @@ class TestAnOutsiderEnded:
         assert desk.ended(0.0, SHELL, 3, desk.job()) == Verdict(
             "process 50 on host-a ended with status 3; it was no member of the job"
         )
+
+    def test_no_line_is_repeated(self) -> None:
+        desk = Desk(worker(1), worker(2), server(9))
+        assert [desk.ended(0.0, SHELL, 3, desk.job()).warning != "" for _ in range(3)] == [True, False, False]
+
+    def test_nor_are_there_lines_without_end(self) -> None:
+        desk = Desk(worker(1), worker(2), server(9))
+        job = desk.job()
+        assert sum(desk.ended(0.0, process(pid), 3, job).warning != "" for pid in range(100, 2000)) == 1024
 
     def test_that_was_refused(self) -> None:
         desk = Desk()

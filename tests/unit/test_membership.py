@@ -548,6 +548,9 @@ class TestChildEnded:
         scheduler = running()
         actions = scheduler.receive(1.0, b"launcher", ended(WORKERS[0].process, 1, job_id="other"))
         assert logged(actions) == ["ignored the end of a process of job 'other'"]
+        again = scheduler.receive(1.0, b"launcher", ended(WORKERS[1].process, 1, job_id="another"))
+        assert logged(again) == [], "no line for each message of a flood"
+        assert told(again, HeartbeatReply) == [b"launcher"]
         assert scheduler.state is State.RUNNING
 
     def test_after_the_end(self) -> None:
@@ -689,6 +692,12 @@ class TestToldToEnd:
         actions = scheduler.receive(1.0, b"s9", Notice("was told to end (SIGTERM)"))
         assert actions == [Log("warning", text), Send(b"w1", Notice(text)), Send(b"w2", Notice(text))]
         assert_aborted(scheduler.receive(9.0, b"s9", Bye("was told to end (SIGTERM)")), list(NAMES), text)
+
+    def test_a_worker_has_nothing_to_announce(self) -> None:
+        scheduler = running()
+        actions = scheduler.receive(1.0, b"w1", Notice("was told to end (SIGTERM)"))
+        assert sent(actions) == []
+        assert logged(actions) == [f"ignored a Notice of {NAMES[b'w1']}: the job is RUNNING"]
 
     def test_a_server_that_leaves_before_the_start_leaves_its_place(self) -> None:
         scheduler = membership()
