@@ -21,7 +21,7 @@ demo: $(STAMP) ## train a small network on handwritten digits: a scheduler, a se
 	$(BIN)/bpslaunch -n 2 -s 1 -- $(BIN)/python examples/torch_digits.py --epochs 5 --seed 1
 
 test: $(STAMP) ## run the tests
-	$(BIN)/python -m pytest -n 4 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n 4 $(ARGS)
 
 versions: $(STAMP) ## run the tests that need no torch on every Python that is here, and with the oldest dependencies
 	$(BIN)/python scripts/versions.py $(ARGS)

@@ -39,6 +39,8 @@ _GENERATED = shutil.ignore_patterns(
 _ASK = (
     "import sys, sysconfig; print('%d.%d.%d' % sys.version_info[:3], sysconfig.get_config_var('Py_GIL_DISABLED') or 0)"
 )
+_NOT_THERE = ("network", "fault")
+"""Folders of tests that are about the system rather than about Python."""
 _VERSIONS = "import importlib.metadata as m; print(' '.join(m.version(x) for x in ('numpy', 'pyzmq', 'msgspec')))"
 _TEST_SECONDS = 900.0
 
@@ -193,7 +195,8 @@ class Runs:
             "no:cacheprovider",
         ]
         command += ["--rootdir", str(self.tree), "-o", f"pythonpath={self._folder / 'modules'}", "-q"]
-        command += ["-m", "not slow", "-n", "4", "--dist", "loadgroup", *self._arguments, str(self.tree / "tests")]
+        command += ["-m", "not slow", "-n", "4", *self._arguments, str(self.tree / "tests")]
+        command += [f"--ignore={self.tree / 'tests' / each}" for each in _NOT_THERE]
         try:
             done = subprocess.run(
                 command,

@@ -8,14 +8,19 @@ import os
 import tempfile
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.helpers import leftovers
 
 _GRACE_SECONDS = 5.0
 """The project promises that every process of a job ends within this time of the decision."""
+
+_TOGETHER = ("test_install.py::TestInstalled::",)
+"""Parts of names of tests that one process runs one after the other."""
 
 _WATCHED_FOLDERS = frozenset({"fault", "integration", "network"})
 """Tests in these folders start processes and are checked one by one; all others once, at the end of the run."""
@@ -24,6 +29,18 @@ hypothesis.settings.register_profile(
     "byteps_py", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("byteps_py")
+
+
+class _Scheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """Each test is for the next process that is free, except those that share something expensive."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return next((each for each in _TOGETHER if each in nodeid), nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _Scheduling:
+    """Where tests run beside one another (``-n 4``), this says which process runs which."""
+    return _Scheduling(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

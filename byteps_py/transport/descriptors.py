@@ -26,7 +26,7 @@ from byteps_py.errors import TransportError
 __all__ = ["CONNECTION", "CONTEXT", "LISTENER", "need", "raise_limit"]
 
 CONTEXT = 15
-"""For a context, the collector, the event that wakes the owner, and what is opened for a moment to look at something."""
+"""For a context, the collector, the event that wakes the owner, and what is opened for a moment to look around."""
 LISTENER = 4
 CONNECTION = 3
 _MOST = 1 << 16

@@ -63,7 +63,6 @@ def _environment(folder: Path) -> Path:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.xdist_group("install")
 class TestInstalled:
     def test_a_job_runs_outside_the_source_tree(self, installed: Path, tmp_path: Path) -> None:
         command = ("bpslaunch", "-n", "2", "-s", "1", "--", "python", "-c", _PUSH_PULL)
