@@ -22,6 +22,7 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Final
 
@@ -57,8 +58,11 @@ def watch(*, launched: bool) -> None:
             exit_now(2)
         elif any(error is each for each in _failed_start):
             _say(str(error).splitlines())
-        elif not (launched and kind is KeyboardInterrupt and previous is sys.__excepthook__):
+        elif previous is not sys.__excepthook__:
             previous(kind, error, trace)
+        elif not (launched and kind is KeyboardInterrupt):
+            with _uninterrupted():
+                previous(kind, error, trace)
 
     hook.made_by_byteps = True  # type: ignore[attr-defined]
     sys.excepthook = hook
@@ -76,11 +80,11 @@ def cause() -> str:
 
 def end_soon(reason: BaseException) -> None:
     """The job is over before its time: say why, and make sure that this process does not outlive it for long."""
-    _log.error("%s", reason)
     watchdog = threading.Timer(_EXIT_GRACE_SECONDS, exit_now)
     watchdog.daemon = True
     with contextlib.suppress(RuntimeError):  # it is exiting already: from Python 3.12 on no thread can be started then
         watchdog.start()
+    _log.error("%s", reason)  # last: the line waits for a traceback that is being written
 
 
 def exit_now(status: int = 1) -> None:
@@ -89,6 +93,16 @@ def exit_now(status: int = 1) -> None:
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or replaced by something else
             stream.flush()
     os._exit(status)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Python writes a traceback in pieces: no line of another thread of this package is to come between them."""
+    with contextlib.ExitStack() as held:
+        for handler in logging.getLogger("byteps_py").handlers:
+            handler.acquire()
+            held.callback(handler.release)
+        yield
 
 
 def _say(lines: tuple[str, ...] | list[str]) -> None:

@@ -53,6 +53,34 @@ def test_ctrl_c_is_silent_where_the_launcher_speaks(launched: bool) -> None:
     assert result.stdout == "failed: KeyboardInterrupt\n"
 
 
+def test_a_line_of_the_log_does_not_come_between_those_of_a_traceback() -> None:
+    """It is written by another thread while the traceback is, which takes a while here."""
+    body = """
+import logging, threading
+from byteps_py.settings import LogSettings
+from byteps_py.telemetry import logs
+
+class Slow:
+    def __init__(self, stream): self.stream = stream
+    def flush(self): self.stream.flush()
+    def write(self, text):
+        self.stream.write(text)
+        if text.startswith("Traceback"):
+            other.start()
+            other.join(0.5)  # it would be through by then, without the lock
+
+logs.configure(LogSettings(), "worker 0")
+other = threading.Thread(target=logging.getLogger("byteps_py.worker").error, args=("the job is over",))
+sys.stderr = Slow(sys.stderr)
+def fails(): raise ValueError("x")
+fails()
+"""
+    lines = run(body).stderr.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-2] == "ValueError: x"
+    assert lines[-1].endswith("ERROR byteps worker 0: the job is over")
+
+
 def test_a_hook_of_the_users_own_hears_of_everything() -> None:
     body = "hook = sys.excepthook\nraise KeyboardInterrupt"
     code = f"import sys\nsys.excepthook = lambda *_: print('mine')\n{BEGIN}last_words.watch(launched=True)\n{body}"
