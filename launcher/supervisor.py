@@ -239,7 +239,7 @@ class Supervisor:
                 for stream in self._service_streams:
                     stream.hush()
 
-    def _find_rest(self) -> set[Process]:
+    def _find_rest(self) -> dict[Process, int]:
         """What the workers have started."""
         others = [each.pid for each in self._children if each.spec.role is not Role.WORKER]
         if self._herald is not None:
@@ -248,10 +248,15 @@ class Supervisor:
 
     def _signal(self, action: Signal) -> None:
         children = [self._children[index] for index in action.processes]
+        if action.number != signal.SIGCONT:
+            # Once found they stay known, although they may lose their parents by this.
+            self._family.find()
         if action.reach is Reach.SESSION:
             members = self._family.sessions([child.pid for child in children])
             send(members, action.number)
             if action.number == signal.SIGTERM:
+                # Who is stopped must go on to take notice.
+                send(members, signal.SIGCONT)
                 self._told |= members
             return
         for child in children:

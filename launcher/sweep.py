@@ -5,10 +5,14 @@ To a launch belongs
 * who is in the session of a process that the launcher started, whatever its process group: `timeout` and a shell's job
   control (`set -m`) make groups of their own;
 * who carries the launch's mark in its environment: `setsid` and daemons leave their session, but keep that;
-* whose parent belongs to it, and who is in a session that one of these leads.
+* whose parent belongs to it, who is in a session that one of these leads, and who was once found to belong to it.
 
 A process is known by its id and its start time, so that nobody is signalled who has been given the id of one that
-ended.  New processes may appear while others are being ended, so that is done in rounds, until none is found.
+ended.
+
+New processes may appear while others are being ended, and lose what they are known by when their parents end.  So it
+is done in rounds, until none is found; and before they get a signal, all are stopped, until a look shows nobody new.
+Who has got SIGTERM may start helpers in order to save; those are left alone until all are killed.
 
 This file is also the program of the guard (see :mod:`~byteps_py.launcher.guard`), which runs it by its path: it
 imports only from the standard library.
@@ -28,7 +32,7 @@ __all__ = ["MARK", "Family", "Process", "Sweep", "read_started", "send"]
 
 MARK = "BYTEPS_LAUNCH_ID"
 """The variable in the environment of every process of a launch."""
-ROUND_SECONDS = 0.05
+ROUND_SECONDS = 0.1
 """Between two rounds."""
 GRACE_SECONDS = 3.0
 """What the guard leaves between SIGTERM and SIGKILL."""
@@ -54,6 +58,10 @@ class _Entry(NamedTuple):
     session: int
     started: int
 
+    @property
+    def process(self) -> Process:
+        return Process(self.pid, self.started)
+
 
 class Family:
     """The processes of one launch. Belongs to one thread.
@@ -67,6 +75,7 @@ class Family:
         self._entry = f"{MARK}={mark}".encode()
         self._since = since
         self._leaders: dict[int, int] = {}
+        self._known: set[Process] = set()
 
     def enrol(self, pid: int, started: int) -> None:
         """A process that leads a session of its own was started."""
@@ -75,13 +84,11 @@ class Family:
     def sessions(self, leaders: Collection[int]) -> set[Process]:
         """Who is alive in the sessions of these leaders, which have not been reaped yet."""
         return {
-            Process(each.pid, each.started)
-            for each in _look(self._since)
-            if each.session in leaders and each.state not in _ENDED_STATES
+            each.process for each in _look(self._since) if each.session in leaders and each.state not in _ENDED_STATES
         }
 
-    def find(self, without: Collection[int] = ()) -> set[Process]:
-        """Everyone who is alive; ``without`` those whose session is one of these."""
+    def find(self, without: Collection[int] = ()) -> dict[Process, int]:
+        """Everyone who is alive, with the id of its parent; ``without`` those whose session is one of these."""
         entries = {each.pid: each for each in _look(self._since)}
         candidates = [
             each
@@ -89,7 +96,7 @@ class Family:
             if each.state not in _ENDED_STATES and each.session not in without and each.pid != os.getpid()
         ]
         found: dict[int, _Entry] = {}
-        marked = {each.pid for each in candidates if self._is_marked(each.pid)}
+        marked = {each.pid for each in candidates if each.process in self._known or self._is_marked(each.pid)}
         grown = True
         while grown:
             more = [
@@ -103,7 +110,8 @@ class Family:
                 if each.session == each.pid:
                     self.enrol(each.pid, each.started)
             grown = bool(more)
-        return {Process(each.pid, each.started) for each in found.values()}
+        self._known |= {each.process for each in found.values()}
+        return {each.process: each.parent for each in found.values()}
 
     def _is_led(self, session: int, entries: Mapping[int, _Entry]) -> bool:
         """Whether a member leads this session, or has led it: its id is not given away while somebody is in there."""
@@ -122,12 +130,12 @@ class Sweep:
     """Ends what is found, in rounds.
 
     Args:
-        find: who is there.
+        find: who is there, and the process ids of their parents.
         kill_at: time of :func:`time.monotonic` from which on it is SIGKILL instead of SIGTERM.
         told: who has had SIGTERM already, which nobody gets twice; filled here.
     """
 
-    def __init__(self, find: Callable[[], set[Process]], kill_at: float, told: set[Process]) -> None:
+    def __init__(self, find: Callable[[], dict[Process, int]], kill_at: float, told: set[Process]) -> None:
         self._find = find
         self._told = told
         self.kill_at = kill_at
@@ -137,25 +145,48 @@ class Sweep:
     def round(self, now: float) -> bool:
         """Signal everyone; returns whether nobody is left, or only what cannot be killed."""
         # The table of processes changes while it is read: only if nobody is there twice, nobody is.
-        self.left = self._find() or self._find()
+        found = self._find() or self._find()
+        self.left = set(found)
         if now >= self.kill_at:
+            self.left |= self._stop(self.left, set())
             send(self.left, signal.SIGKILL)
-        else:
-            send(self.left - self._told, signal.SIGTERM)
-            self._told |= self.left
+        elif new := self._untold(found):
+            new |= self._stop(new, self._told)
+            self._told |= new
+            send(new, signal.SIGTERM)
+            send(new, signal.SIGCONT)
         return not self.left or now >= self.kill_at + STUBBORN_SECONDS
+
+    def _untold(self, found: Mapping[Process, int]) -> set[Process]:
+        """Who is to be told, and is no helper of one that was told: those count as told with it."""
+        new = found.keys() - self._told
+        grown = True
+        while grown:
+            told = {each.pid for each in self._told}
+            helpers = {each for each in new if found[each] in told}
+            self._told |= helpers
+            new -= helpers
+            grown = bool(helpers)
+        return new
+
+    def _stop(self, found: set[Process], others: Collection[Process]) -> set[Process]:
+        """Stop these, and who else belongs to the launch by now, but not ``others``; returns all that were stopped."""
+        stopped: set[Process] = set()
+        while found:
+            send(found, signal.SIGSTOP)
+            stopped |= found
+            found = self._find().keys() - stopped - set(others)
+        return stopped
 
 
 def send(processes: Iterable[Process], number: int) -> None:
-    """Signal these, unless their ids belong to others by now. Who is stopped is continued to take notice of SIGTERM."""
+    """Signal these, unless their ids belong to others by now."""
     for each in processes:
         if read_started(each.pid) != each.started:
             continue
         # It may be gone, or belong to another user.
         with contextlib.suppress(OSError):
             os.kill(each.pid, number)
-            if number == signal.SIGTERM:
-                os.kill(each.pid, signal.SIGCONT)
 
 
 def read_started(pid: int) -> int:

@@ -109,6 +109,20 @@ def test_a_command_without_the_mark(launch: Callable[..., Launch]) -> None:
     all_gone(launched)
 
 
+def test_helpers_may_be_started_to_save(tmp_path: Path, launch: Callable[..., Launch]) -> None:
+    """SIGTERM goes to what the launch has started, and not to what that starts in order to end well."""
+    (tmp_path / "train.sh").write_text(
+        "trap 'sh -c \"sleep 1; echo > saved\"; exit 0' TERM\necho up\nwhile true; do sleep 0.1; done\n"
+    )
+    # Not into a pipe to the launcher: to write there, when it is gone, is the end of bash.
+    launched = launch("-n", "1", "bash", "-c", f"cd {tmp_path}; setsid bash train.sh > log 2>&1 & wait")
+    until(lambda: (tmp_path / "log").exists() and "up" in (tmp_path / "log").read_text())
+    launched.signal(signal.SIGKILL)
+    launched.wait()
+    all_gone(launched)
+    assert (tmp_path / "saved").exists()
+
+
 def test_data_loaders(tmp_path: Path, launch: Callable[..., Launch]) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     (tmp_path / "load.py").write_text(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Collection
 
 import pytest
 
@@ -45,7 +46,7 @@ def family() -> Family:
     return made
 
 
-def pids(found: set[Process]) -> list[int]:
+def pids(found: Collection[Process]) -> list[int]:
     return sorted(each.pid for each in found)
 
 
@@ -72,6 +73,17 @@ def test_a_session_is_remembered_when_who_led_it_has_gone(table: Table, family: 
     table.remove(20)
     table.add(21, 1, 20)
     assert pids(family.find()) == [12, 21]
+
+
+def test_who_was_found_stays_known(table: Table, family: Family) -> None:
+    """Although nothing tells any more that it belongs to the launch; but another process of that id does not."""
+    table.add(20, 12, 12)
+    assert family.find() == {Process(12, 500): 10, Process(20, 500): 12}
+    table.remove(12)
+    table.add(20, 1, 20)
+    assert pids(family.find()) == [20]
+    table.add(20, 1, 20, started=700)
+    assert pids(family.find()) == []
 
 
 def test_who_has_ended_does_not_count(table: Table, family: Family) -> None:
@@ -116,45 +128,76 @@ def test_the_table_of_the_system() -> None:
 
 
 class Rounds:
-    """A sweep over processes that are given, with what it sends."""
+    """A sweep over processes that are given, look by look, with what it sends; the last ones stay."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, *found: set[Process], told: set[Process] | None = None) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, *looks: dict[Process, int], told: set[Process] | None = None) -> None:
         self.sent: list[tuple[set[Process], int]] = []
-        self._found = list(found)
+        self._looks = list(looks)
         patch.setattr(sweep, "send", lambda processes, number: self.sent.append((set(processes), number)))
-        self.sweep = Sweep(self._find, 10.0, set() if told is None else told)
+        self.sweep = Sweep(self._look, 10.0, set() if told is None else told)
 
-    def _find(self) -> set[Process]:
-        return self._found.pop(0) if self._found else set()
+    def _look(self) -> dict[Process, int]:
+        return self._looks.pop(0) if len(self._looks) > 1 else self._looks[0]
+
+    def told(self) -> list[set[Process]]:
+        return [who for who, number in self.sent if number == signal.SIGTERM]
 
 
-A, B = Process(20, 500), Process(21, 501)
+A, B, C = Process(20, 500), Process(21, 501), Process(22, 502)
+STRANGER = 1
+
+
+def test_who_is_told_is_stopped_before_and_goes_on_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = Rounds(monkeypatch, {A: STRANGER})
+    assert not rounds.sweep.round(1.0)
+    numbers = [signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT]
+    assert rounds.sent == [({A}, number) for number in numbers]
+
+
+def test_everyone_is_stopped_until_a_look_shows_nobody_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = Rounds(monkeypatch, {A: STRANGER}, {A: STRANGER, B: A.pid}, {A: STRANGER, B: A.pid, C: B.pid})
+    rounds.sweep.round(1.0)
+    assert [who for who, number in rounds.sent if number == signal.SIGSTOP] == [{A}, {B}, {C}]
+    assert rounds.told() == [{A, B, C}]
 
 
 def test_everyone_is_told_once_and_killed_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds = Rounds(monkeypatch, {A}, {A, B}, {A, B})
+    both = {A: STRANGER, B: STRANGER}
+    rounds = Rounds(monkeypatch, {A: STRANGER}, {A: STRANGER}, both, both, both, both, {})
     assert not rounds.sweep.round(1.0)
     assert not rounds.sweep.round(2.0)
+    assert rounds.told() == [{A}, {B}]
     assert not rounds.sweep.round(10.0)
+    assert rounds.sent[-2:] == [({A, B}, signal.SIGSTOP), ({A, B}, signal.SIGKILL)]
     assert rounds.sweep.round(10.1)
-    assert rounds.sent[:3] == [({A}, signal.SIGTERM), ({B}, signal.SIGTERM), ({A, B}, signal.SIGKILL)]
     assert rounds.sweep.left == set()
 
 
+def test_helpers_that_are_started_to_save_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also theirs, and after their parent has ended; but not what appears beside them."""
+    rounds = Rounds(monkeypatch, {A: STRANGER}, {A: STRANGER}, {A: STRANGER, B: A.pid, C: B.pid}, {C: STRANGER})
+    for now in (1.0, 2.0, 3.0):
+        assert not rounds.sweep.round(now)
+    assert rounds.told() == [{A}]
+    assert not rounds.sweep.round(10.0)
+    assert rounds.sent[-1] == ({C}, signal.SIGKILL)
+
+
 def test_one_look_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds = Rounds(monkeypatch, set(), {A})
+    rounds = Rounds(monkeypatch, {}, {A: STRANGER})
     assert not rounds.sweep.round(1.0)
-    assert rounds.sent == [({A}, signal.SIGTERM)]
+    assert rounds.told() == [{A}]
 
 
 def test_who_was_told_before_is_not_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds = Rounds(monkeypatch, {A, B}, told={A})
+    rounds = Rounds(monkeypatch, {A: STRANGER, B: STRANGER}, told={A})
     rounds.sweep.round(1.0)
-    assert rounds.sent == [({B}, signal.SIGTERM)]
+    assert rounds.told() == [{B}]
+    assert {A} not in [who for who, _ in rounds.sent]
 
 
 def test_what_cannot_be_killed_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds = Rounds(monkeypatch, {A}, {A})
+    rounds = Rounds(monkeypatch, {A: STRANGER})
     assert not rounds.sweep.round(14.9)
     assert rounds.sweep.round(15.0)
     assert rounds.sweep.left == {A}
@@ -165,6 +208,4 @@ def test_signals_go_to_the_process_that_was_meant(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sweep.os, "kill", lambda pid, number: sent.append((pid, number)))
     monkeypatch.setattr(sweep, "read_started", {20: 500, 21: 999}.get)
     sweep.send([A, B], signal.SIGTERM)
-    assert sent == [(20, signal.SIGTERM), (20, signal.SIGCONT)]
-    sweep.send([A], signal.SIGSTOP)
-    assert sent[2:] == [(20, signal.SIGSTOP)]
+    assert sent == [(20, signal.SIGTERM)]
