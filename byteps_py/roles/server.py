@@ -49,6 +49,8 @@ _log = logging.getLogger("byteps_py.server")
 _EARLY_BYTES: Final = 64 << 20
 """Most that is kept of what comes before the Welcome, from whomever."""
 _GOODBYE_SECONDS: Final = 1.0
+_WORD_SECONDS: Final = 0.5
+"""How long the word of the complete job may take: workers can have it before this server."""
 
 
 def run(settings: ServerSettings, endpoint: Endpoint | None = None) -> int:
@@ -126,6 +128,7 @@ class Server:
         self._finished = False
         self._grace_period = settings.grace_period
         self._end_due: float | None = None
+        self._has_announced = False
         _log.info("the own address is %s, %s", host, reason)
         _log.info("listening at %s, %d engine threads of %d OpenMP threads", address, settings.engine_threads, team)
 
@@ -139,7 +142,10 @@ class Server:
             with Termination(self._endpoint.wake) as termination:
                 while not self._finished:
                     now = time.monotonic()
-                    self.run_once(now, self._link.tick(now))
+                    timeout = self._link.tick(now)
+                    self.run_once(
+                        now, timeout if self._end_due is None else min(timeout, max(0.0, self._end_due - now))
+                    )
                     if termination.requested and self._must_end(now, termination.urgent):
                         self._say_goodbye("was told to end (SIGTERM)")
                 return TERMINATED if termination.requested else 0
@@ -153,14 +159,18 @@ class Server:
             return TERMINATED
 
     def _must_end(self, now: float, urgent: bool) -> bool:
-        """This server was told to end: nothing holds it before the job is complete, afterwards the workers need it."""
+        """This server was told to end: nothing holds it before the job is complete, afterwards the workers need it.
+
+        The job may be complete already, and the word of it on its way.
+        """
         if self._end_due is None:
-            self._end_due = now
-            if self._rounds is not None and self._grace_period:
-                self._end_due += self._grace_period
-                text = f"it serves until the workers have left, for {self._grace_period:g} s at most"
-                self._link.send(Notice(f"was told to end (SIGTERM): {text} (BYTEPS_GRACE_PERIOD)"))
-                _log.warning("told to end (SIGTERM): %s (BYTEPS_GRACE_PERIOD)", text)
+            self._end_due = now + min(_WORD_SECONDS, self._grace_period)
+        if self._rounds is not None and self._grace_period and not self._has_announced:
+            self._has_announced = True
+            self._end_due = now + self._grace_period
+            text = f"it serves until the workers have left, for {self._grace_period:g} s at most"
+            self._link.send(Notice(f"was told to end (SIGTERM): {text} (BYTEPS_GRACE_PERIOD)"))
+            _log.warning("told to end (SIGTERM): %s (BYTEPS_GRACE_PERIOD)", text)
         return urgent or now >= self._end_due
 
     def _say_goodbye(self, reason: str) -> None:

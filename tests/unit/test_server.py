@@ -20,6 +20,7 @@ from byteps_py.wire.control import (
     Finished,
     Heartbeat,
     Left,
+    Notice,
     Refused,
     Register,
     Welcome,
@@ -194,6 +195,26 @@ def test_it_ends_when_the_scheduler_says_so() -> None:
     with pytest.raises(JobAborted, match="worker 1 was lost"):
         stage.control(Abort("worker 1 was lost"))
     stage.server.close()
+
+
+def test_told_to_end_it_leaves_a_moment_to_the_word_of_the_complete_job(stage: Stage) -> None:
+    """Workers may have it, and need this server, although it does not know yet."""
+    assert not stage.server._must_end(10.0, urgent=False)
+    stage.welcome()
+    assert not stage.server._must_end(10.4, urgent=False)
+    sent = [decode_control(each.frames[0]) for each in stage.scheduler.receive(0)]
+    assert [each.text for each in sent if isinstance(each, Notice)] == [
+        "was told to end (SIGTERM): it serves until the workers have left, for 20 s at most (BYTEPS_GRACE_PERIOD)"
+    ]
+    assert not stage.server._must_end(30.3, urgent=False)
+    assert stage.server._must_end(30.4, urgent=False)
+    assert stage.server._must_end(10.5, urgent=True)
+    assert not any(isinstance(decode_control(each.frames[0]), Notice) for each in stage.scheduler.receive(0))
+
+
+def test_told_to_end_before_the_start_it_does_not_wait_long(stage: Stage) -> None:
+    assert not stage.server._must_end(10.0, urgent=False)
+    assert stage.server._must_end(10.5, urgent=False)
 
 
 @pytest.mark.parametrize("welcomed", [False, True])
