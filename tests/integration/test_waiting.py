@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -47,6 +48,7 @@ class TestStart:
     def test_a_worker_that_ends_without_joining_ends_the_job(self, tmp_path: Path) -> None:
         with job(tmp_path, BYTEPS_START_TIMEOUT="0") as made:
             made.scheduler()
+            made.wait_for("scheduler", "listening at ")  # what is over sooner is not told
             made.server()
             made.worker(0, "")
             made.launch(1, sys.executable, "-c", "")
@@ -58,6 +60,7 @@ class TestStart:
     def test_workers_that_all_end_without_joining(self, tmp_path: Path) -> None:
         with job(tmp_path, BYTEPS_START_TIMEOUT="0") as made:
             made.scheduler()
+            made.wait_for("scheduler", "listening at ")  # what is over sooner is not told
             made.server()
             for index in range(2):
                 made.launch(index, sys.executable, "-c", "print('hello')")
@@ -66,9 +69,23 @@ class TestStart:
                 "scheduler"
             )
 
+    def test_on_one_machine_the_scheduler_says_so_when_it_is_ended(self) -> None:
+        script = (
+            "import os, socket, time\n"
+            "place = os.environ['DMLC_PS_ROOT_URI'], int(os.environ['DMLC_PS_ROOT_PORT'])\n"
+            "while socket.socket().connect_ex(place): time.sleep(0.1)"
+        )
+        command = [sys.executable, "-m", "byteps_py.launcher", "-n", "2", sys.executable, "-c", script]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        (line,) = [each for each in result.stderr.splitlines() if "scheduler on " not in each]
+        assert line.startswith("[scheduler] ")
+        assert line.endswith("WARNING byteps scheduler: no worker called init(): nothing was exchanged")
+        assert result.returncode == 0
+
     def test_a_launch_is_told_that_its_workers_will_wait_in_vain(self, tmp_path: Path) -> None:
         with job(tmp_path) as made:
             made.scheduler()
+            made.wait_for("scheduler", "listening at ")  # what is over sooner is not told
             made.launch(0, sys.executable, "-c", "import time; time.sleep(100)")
             made.launch(1, sys.executable, "-c", "raise SystemExit(7)")
             statuses = made.wait()
