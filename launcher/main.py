@@ -19,6 +19,8 @@ __all__ = ["main"]
 
 USAGE = 2
 """Exit status after a usage error or a bad variable: nothing has been started."""
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as in a shell."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"bpslaunch: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # before anything was started; afterwards it is a signal like others
+        return INTERRUPTED
 
 
 def _open_standard_streams() -> None:
