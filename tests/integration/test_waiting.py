@@ -48,8 +48,8 @@ class TestStart:
     def test_a_worker_that_ends_without_joining_ends_the_job(self, tmp_path: Path) -> None:
         with job(tmp_path, BYTEPS_START_TIMEOUT="0") as made:
             made.scheduler()
-            made.wait_for("scheduler", "listening at ")  # what is over sooner is not told
             made.server()
+            made.wait_for("scheduler", "servers 1/1")  # what is over sooner is not told
             made.worker(0, "")
             made.launch(1, sys.executable, "-c", "")
             statuses = made.wait()
@@ -60,8 +60,8 @@ class TestStart:
     def test_workers_that_all_end_without_joining(self, tmp_path: Path) -> None:
         with job(tmp_path, BYTEPS_START_TIMEOUT="0") as made:
             made.scheduler()
-            made.wait_for("scheduler", "listening at ")  # what is over sooner is not told
             made.server()
+            made.wait_for("scheduler", "servers 1/1")  # what is over sooner is not told
             for index in range(2):
                 made.launch(index, sys.executable, "-c", "print('hello')")
             assert set(made.wait().values()) == {0}, made.everything()
