@@ -70,7 +70,10 @@ def _parser() -> argparse.ArgumentParser:
         )
         commands.add_parser(name, help=text, description=described, allow_abbrev=False).set_defaults(run=run)
     text = "show every setting with the value in force and where it came from"
-    described = f"{text}; the exit status is 2 if a value is bad or missing."
+    described = (
+        f"{text}; the exit status is 2 if a value is bad or missing. Whether an interface or a core is there is "
+        "found out when a job starts."
+    )
     env = commands.add_parser("env", help=text, description=described, allow_abbrev=False)
     env.add_argument(
         "--role", type=str.lower, choices=[str(each) for each in Role], help="whose (default: DMLC_ROLE, else all)"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from byteps_py.role import Role
 from byteps_py.settings import LaunchSettings, SchedulerSettings, ServerSettings, WorkerSettings, variables_of
 
-__all__ = ["KNOWN", "READ", "WITHOUT_EFFECT", "Group", "at_start", "report"]
+__all__ = ["KNOWN", "READ", "WITHOUT_EFFECT", "Group", "at_start", "foreign_launch", "report"]
 
 
 @dataclass(frozen=True)
@@ -225,6 +225,22 @@ def report(environ: Mapping[str, str]) -> list[str]:
     """A line for each reason why variables that are set have no effect, and for each name that is misspelt. Pure."""
     is_set = sorted(name for name in environ if environ[name].strip())
     return [*_without_effect(environ, is_set), *_unknown(environ, is_set)]
+
+
+_SIZES_OF_OTHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+"""How torchrun, MPI and srun tell each of their processes how many there are."""
+
+
+def foreign_launch(environ: Mapping[str, str]) -> str | None:
+    """What to say to a process that is alone in its job although another launcher has started several; pure."""
+    for name in _SIZES_OF_OTHERS:
+        text = environ.get(name, "").strip()
+        if text.isascii() and text.isdigit() and int(text[:9]) > 1:
+            return (
+                f"{name}={text}, but DMLC_ROLE is not set: this process is a job of its own, and nothing is exchanged; "
+                "start by `bpslaunch`, or set DMLC_ROLE=worker and the other DMLC_* variables"
+            )
+    return None
 
 
 def at_start(role: Role, environ: Mapping[str, str]) -> list[str]:

@@ -312,6 +312,8 @@ def _begin() -> Session:
                 "this worker runs alone, without the scheduler and the servers: that is what DMLC_NUM_WORKER=1 means; "
                 "set BYTEPS_FORCE_DISTRIBUTED=1 to use them"
             )
+        elif (text := known_names.foreign_launch(environment())) is not None:
+            _log.warning("%s", text)
         return Session(LocalWorker())
     if os.getpid() in _joined:
         raise JobRefused(

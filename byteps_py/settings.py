@@ -87,7 +87,7 @@ class JobSettings(LogSettings):
         "BYTEPS_FORCE_DISTRIBUTED", boolean(), "use servers even with DMLC_NUM_WORKER=1", False, "0"
     )
     job_id: str = variable(
-        "BYTEPS_JOB_ID", text("a word"), "processes of another job id are refused by the scheduler", "0"
+        "BYTEPS_JOB_ID", text("a text"), "processes of another job id are refused by the scheduler", "0"
     )
     start_timeout: float = variable(
         "BYTEPS_START_TIMEOUT",
@@ -175,7 +175,7 @@ class WorkerSettings(JobSettings):
     local_rank: int = variable("BYTEPS_LOCAL_RANK", integer(0, 65534), "index of this process on its machine", 0)
     local_size: int = variable("BYTEPS_LOCAL_SIZE", integer(1, 65535), "worker processes on this machine", 1)
     launch_id: str = variable(
-        "BYTEPS_LAUNCH_ID", text("a word"), "set by bpslaunch: equal for the processes it started together", ""
+        "BYTEPS_LAUNCH_ID", text("a text"), "set by bpslaunch: equal for the processes it started together", ""
     )
     partition_bytes: int = variable(
         "BYTEPS_PARTITION_BYTES",
@@ -274,7 +274,14 @@ def inspect(settings: type[LogSettings], environ: Mapping[str, str]) -> tuple[li
     findings = list(examine(settings, environ))
     values = {each.field: each.value for each in findings if not each.problem}
     origins = {each.field: each.origin for each in findings}
-    return findings, list(_contradictions(values, origins))
+    problems = list(_contradictions(values, origins))
+    root = values.get("root_uri")
+    if root in ("0.0.0.0", "::") and not issubclass(settings, SchedulerSettings):
+        problems.append(
+            f"DMLC_PS_ROOT_URI={root} means all addresses of one's own machine: set the address or the name by which "
+            "the scheduler is reached"
+        )
+    return findings, problems
 
 
 def read(settings: type[_S], environ: Mapping[str, str] | None = None) -> _S:

@@ -102,11 +102,17 @@ class SchedulerLink:
         if isinstance(message, Waiting) and message.barrier:
             return message
         if isinstance(message, (Waiting, Notice)):
-            self._log.warning("%s", message.text)
+            self._log.log(self._level_of_news, "%s", message.text)
             return None
         if isinstance(message, Welcome):
             self._job = message.job
         return message
+
+    @property
+    def _level_of_news(self) -> int:
+        """In a job of one machine the scheduler says it in the same terminal, and once is enough."""
+        is_told = self._scheduler is not None and self._scheduler.host_id == self._register.process.host_id
+        return logging.INFO if is_told and self._register.num_worker == 1 else logging.WARNING
 
     def tick(self, now: float) -> float:
         """Send what is due and check the deadlines; returns the seconds until the next call is due.

@@ -115,8 +115,8 @@ class Scheduler:
         self.stop: Stop | None = None
         """How the job ended, once it has."""
         address = endpoint.listen(_listening_address(settings))
-        workers, servers = settings.num_worker, settings.num_server
-        _log.info("listening at %s for %d workers and %d servers", address, workers, servers)
+        needed = (settings.num_worker, settings.num_server)
+        _log.info("listening at %s, DMLC_NUM_WORKER=%d, DMLC_NUM_SERVER=%d", address, *needed)
 
     def serve(self) -> int:
         """Work until the job has ended; returns the exit status. Whatever ends this scheduler, all members are told."""

@@ -130,7 +130,9 @@ class Server:
         self._end_due: float | None = None
         self._has_announced = False
         _log.info("the own address is %s, %s", host, reason)
-        _log.info("listening at %s, %d engine threads of %d OpenMP threads", address, settings.engine_threads, team)
+        _log.info(
+            "listening at %s, engine threads: %d, OpenMP threads each: %d", address, settings.engine_threads, team
+        )
 
     def serve(self) -> int:
         """Work until the job has finished; returns the exit status. Whatever ends this server, the scheduler is told.

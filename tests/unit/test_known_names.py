@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from byteps_py.known_names import KNOWN, READ, WITHOUT_EFFECT, at_start, report
+from byteps_py.known_names import KNOWN, READ, WITHOUT_EFFECT, at_start, foreign_launch, report
 from byteps_py.types import Role
 from tests.helpers.leftovers import RUN_MARK
 
@@ -144,3 +144,12 @@ class TestAtStart:
     def test_what_is_so_already_comes_in_time(self) -> None:
         environ = {"BYTEPS_WORKER_OMP_WAIT_POLICY": "passive", "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "2"}
         assert at_start(Role.WORKER, environ) == []
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"])
+def test_processes_of_another_launcher_are_told_that_they_are_alone(name: str) -> None:
+    text = foreign_launch({name: "2"})
+    assert text is not None
+    assert text.startswith(f"{name}=2, but DMLC_ROLE is not set: ")
+    for value in ("1", "", "x", "-2"):
+        assert foreign_launch({name: value}) is None

@@ -91,6 +91,16 @@ def test_a_waiting_line_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == ["waiting for worker 1"]
 
 
+def test_on_one_machine_the_scheduler_alone_says_what_it_waits_for(caplog: pytest.LogCaptureFixture) -> None:
+    pair = Pair()
+    here, there = describe_this_process(), ProcessInfo("far", "far:1", 7, 7)
+    for scheduler, level in ((there, logging.WARNING), (here, logging.INFO)):
+        with caplog.at_level(logging.INFO, "byteps_py.test"):
+            pair.answer(100, HeartbeatReply(scheduler))
+            pair.answer(100, Waiting("waiting for worker 1"))
+        assert caplog.records[-1].levelno == level
+
+
 def test_bad_frames_are_reported() -> None:
     with pytest.raises(RemoteProtocolError):
         Pair().link.receive(100, [memoryview(b"junk")])

@@ -300,6 +300,13 @@ class TestProblems:
     def test_no_server_is_needed_for_one_worker(self) -> None:
         assert read(WorkerSettings, JOB | {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "0"}).num_server == 0
 
+    @pytest.mark.parametrize("root", ["0.0.0.0", "::", "[::]"])
+    def test_nobody_can_connect_to_all_addresses(self, root: str) -> None:
+        environ = {**JOB, "DMLC_PS_ROOT_URI": root}
+        for settings in (ServerSettings, WorkerSettings):
+            assert "the name by which the scheduler is reached" in problems(settings, environ)[0]
+        assert read(SchedulerSettings, environ).root_uri in ("0.0.0.0", "::")
+
 
 class TestRole:
     @pytest.mark.parametrize(
