@@ -1,7 +1,8 @@
 """What becomes of planned processes: a supervisor runs them, or with ``--dry-run`` they are shown and not started.
 
-A dry run prints each process as one command that a shell can run as it is.  What differs from the environment that
-the launcher itself has goes through ``env``; the rest is inherited.
+A dry run prints each process as one command that a shell can run as it is, also one that has none of the job's
+variables.  Those, and whatever else differs from the environment that the launcher itself has, go through ``env``; the
+rest is inherited.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from typing import Any
 from byteps_py.errors import SettingsError
 from byteps_py.launcher.affinity import describe_cores
 from byteps_py.launcher.arguments import Options
-from byteps_py.launcher.processes import ProcessSpec, find
+from byteps_py.launcher.processes import CommandError, ProcessSpec, find
 from byteps_py.launcher.supervisor import Supervisor
 from byteps_py.settings import JobSettings
 from byteps_py.variables import Variable
 
 __all__ = ["as_commands", "launch", "setting"]
+
+_JOB_PREFIXES = ("DMLC_", "BYTEPS_", "PS_", "OMP_")
+_JOB_NAMES = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
 
 
 def launch(
@@ -42,7 +46,7 @@ def launch(
 
     Raises:
         SettingsError: a variable that the launcher itself heeds has a bad value.
-        CommandError: a command cannot be run.
+        CommandError: a command cannot be run, or what a dry run prints not be written.
         OSError: the launcher cannot start its guard, or write the logs. In all three cases nothing has been started.
     """
     grace_period = setting(specs[-1].environment, "grace_period")
@@ -50,8 +54,7 @@ def launch(
     if options.dry_run:
         for line in (*notes, "dry run: nothing is started; these commands do the same, each in a shell of its own"):
             print(f"bpslaunch: {line}", file=sys.stderr)
-        sys.stdout.buffer.write(os.fsencode(as_commands(specs, os.environ)))
-        sys.stdout.flush()
+        _print(os.fsencode(as_commands(specs, os.environ)))
         return 0
     supervisor = Supervisor(
         specs,
@@ -67,8 +70,18 @@ def launch(
 
 
 def as_commands(specs: Sequence[ProcessSpec], present: Mapping[str, str]) -> str:
-    """The processes as text for a shell that has the environment ``present``; a comment names each one."""
+    """The processes as text for a shell that has the environment ``present``, or that lacks what makes up a job in it;
+    a comment names each one."""
     return "\n".join(_as_command(spec, present) for spec in specs)
+
+
+def _print(data: bytes) -> None:
+    try:
+        # Python's own object would try again at the exit, and fail again.
+        with open(1, "wb", closefd=False) as output:
+            output.write(data)
+    except OSError as error:
+        raise CommandError(1, f"standard output cannot be written: {error.strerror}") from None
 
 
 def _as_command(spec: ProcessSpec, present: Mapping[str, str]) -> str:
@@ -76,7 +89,7 @@ def _as_command(spec: ProcessSpec, present: Mapping[str, str]) -> str:
     changed = [
         f"{shlex.quote(name)}={shlex.quote(value)}"
         for name, value in sorted(spec.environment.items())
-        if present.get(name) != value
+        if present.get(name) != value or name in _JOB_NAMES or name.startswith(_JOB_PREFIXES)
     ]
     words = spec.argv
     if words[0].startswith("-") or "=" in words[0]:

@@ -37,6 +37,14 @@ def test_what_differs_from_the_present_environment_is_shown() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "name", ["DMLC_ROLE", "BYTEPS_LOCAL_SIZE", "PS_VERBOSE", "OMP_NUM_THREADS", *module._JOB_NAMES, "HOME", "XPS_A"]
+)
+def test_what_makes_up_a_job_is_shown_although_the_launcher_has_it_too(name: str) -> None:
+    shown = "" if name in ("HOME", "XPS_A") else f"    {name}=1 \\\n"
+    assert as_commands([spec("a", **{name: "1"})], {name: "1"}) == f"# worker 0\nenv \\\n{shown}    a\n"
+
+
 def test_one_block_for_each_process() -> None:
     text = as_commands([spec("a", label="scheduler"), spec("b", label="worker 1.0")], {})
     assert text == "# scheduler\nenv \\\n    a\n\n# worker 1.0\nenv \\\n    b\n"
@@ -73,6 +81,20 @@ def test_a_dry_run_prints_and_starts_nothing(
         b"bpslaunch: 1 worker",
         b"bpslaunch: dry run: nothing is started; these commands do the same, each in a shell of its own",
     ]
+
+
+def test_a_dry_run_whose_output_cannot_be_written() -> None:
+    made = spec("true", PATH=PATH)
+    kept = os.dup(1)
+    with open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), 1)
+    try:
+        with pytest.raises(CommandError, match="standard output cannot be written: No space left on device") as caught:
+            launch([made], [], Options(dry_run=True), report_failures=True)
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+    assert caught.value.status == 1
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
