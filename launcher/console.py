@@ -15,12 +15,19 @@ __all__ = ["Console"]
 
 
 class Console:
-    """Belongs to the launcher's only thread. Nothing here blocks but :meth:`wait`."""
+    """Belongs to the launcher's only thread. Nothing here blocks but :meth:`wait`.
 
-    def __init__(self) -> None:
-        self._stdout = Sink(1)
-        self._stderr = Sink(2)
+    Args:
+        out, err: descriptors of the launcher's two outputs.  If they are one file, such as a terminal, there is one
+            sink for both, which knows what line stands there unfinished.
+    """
+
+    def __init__(self, out: int = 1, err: int = 2) -> None:
+        self._stdout = Sink(out)
+        self._stderr = self._stdout if _is_same_file(out, err) else Sink(err)
+        self._sinks = tuple(dict.fromkeys((self._stdout, self._stderr)))
         self._streams: dict[int, Stream] = {}
+        self._error_streams: list[Stream] = []
 
     @property
     def is_listening(self) -> bool:
@@ -30,12 +37,12 @@ class Console:
     @property
     def is_waiting(self) -> bool:
         """Whether bytes wait for a reader of the launcher's outputs."""
-        return self._stdout.waiting or self._stderr.waiting
+        return any(sink.waiting for sink in self._sinks)
 
     @property
     def is_full(self) -> bool:
         """Whether a reader is so slow that processes have to wait for it."""
-        return self._stdout.full or self._stderr.full
+        return any(sink.full for sink in self._sinks)
 
     @property
     def deadline(self) -> float | None:
@@ -54,13 +61,13 @@ class Console:
             Stream(pipe, start, sink, log) for pipe, sink in zip(outputs, (self._stdout, self._stderr), strict=True)
         )
         self._streams |= {out.fd: out, err.fd: err}
+        self._error_streams.append(err)
         return out, err
 
     def leave_out_interruptions(self) -> None:
         """The user has pressed Ctrl-C, and need not be told of it by every process."""
-        for stream in self._streams.values():
-            if stream.sink is self._stderr:
-                stream.put_screen()
+        for stream in self._error_streams:
+            stream.put_screen()
 
     def wait(self, wakeup: int, deadline: float | None) -> bytes:
         """Wait until ``deadline``, moving output meanwhile; returns what ``wakeup`` gives, the numbers of signals."""
@@ -69,7 +76,7 @@ class Console:
         for fd, stream in self._streams.items():
             if not stream.sink.full:
                 poll.register(fd, select.POLLIN)
-        for sink in (self._stdout, self._stderr):
+        for sink in self._sinks:
             if sink.waiting:
                 poll.register(sink.fd, select.POLLOUT)
         due = min((each for each in (deadline, self.deadline) if each is not None), default=None)
@@ -91,7 +98,7 @@ class Console:
         for stream in self._streams.values():
             if stream.show_at is not None and stream.show_at <= now:
                 stream.flush()
-        for sink in (self._stdout, self._stderr):
+        for sink in self._sinks:
             sink.flush()
             if sink.broken and not sink.hung_up:
                 # Nobody reads this output any more. The processes are to learn that as if no launcher was between;
@@ -102,3 +109,9 @@ class Console:
         for stream in streams:
             stream.close()
             del self._streams[stream.fd]
+
+
+def _is_same_file(one: int, other: int) -> bool:
+    """Whether two descriptors lead to one terminal, pipe or file."""
+    found = [os.fstat(each) for each in (one, other)]
+    return len({(each.st_dev, each.st_ino, each.st_rdev) for each in found}) == 1

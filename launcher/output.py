@@ -50,6 +50,7 @@ class Sink:
         """Whether that is because the terminal is gone."""
         self._pending = bytearray()
         self._unfinished: object | None = None
+        self._has_returned = False
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
 
@@ -67,18 +68,23 @@ class Sink:
         """Add what ``source`` wrote; each line that begins in ``data`` gets the label."""
         if self.broken or not data:
             return
-        if self._unfinished is not source:
+        if self._unfinished is source:
+            lacks_label = self._has_returned and data[:1] not in b"\r\n"
+        else:
+            lacks_label = data[:1] != b"\r" or data[1:2] == b"\n"
             if self._unfinished is not None:
                 self._pending += b"\n"
-            if data[:1] != b"\r" or data[1:2] == b"\n":
-                self._pending += label
+        if lacks_label:
+            self._pending += label
         self._pending += _labelled(data, label) if label else data
-        self._unfinished = None if data.endswith((b"\n", b"\r")) else source
+        self._unfinished = None if data.endswith(b"\n") else source
+        # The line is still shown, and must not be written over by another process.
+        self._has_returned = data.endswith(b"\r")
 
     def flush(self) -> None:
         """Write what can be written at once."""
         while self._pending and self._poll.poll(0):
-            # Whole lines, if possible: the other sink may lead to the same terminal.
+            # Whole lines, if possible: others may write to the same terminal.
             end = self._pending.rfind(b"\n", 0, _ATOMIC_BYTES) + 1 or _ATOMIC_BYTES
             try:
                 written = os.write(self.fd, self._pending[:end])

@@ -121,6 +121,19 @@ def test_a_progress_bar_is_shown_while_it_stands(pipes: Pipes) -> None:
     assert pipes.shown() == b"\n"
 
 
+def test_a_bar_that_ends_with_a_carriage_return_is_not_written_over_by_another_process(pipes: Pipes) -> None:
+    first, to_first = pipes.stream(b"[w 0] ")
+    second, to_second = pipes.stream(b"[w 1] ")
+    for piece in (b"10%\r", b"20%\r"):
+        feed(first, to_first, piece)
+        first.flush()
+    feed(second, to_second, b"hello\n")
+    feed(first, to_first, b"30%\r")
+    first.flush()
+    feed(first, to_first, b"\nend\n")
+    assert pipes.shown() == b"[w 0] 10%\r[w 0] 20%\r\n[w 1] hello\n[w 0] 30%\r\n[w 0] end\n"
+
+
 def test_the_last_line_needs_no_newline(pipes: Pipes) -> None:
     stream, writing = pipes.stream(b"[w] ")
     feed(stream, writing, b"one\ntwo")
