@@ -27,8 +27,8 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
-def run(command: list[str], folder: Path, **environ: str) -> str:
-    """Both output streams of a command that must succeed, with this environment's programs first in the path."""
+def run(command: list[str], folder: Path, *, status: int = 0, **environ: str) -> str:
+    """Both output streams of a command that must end so, with this environment's programs first in the path."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         command,
@@ -41,7 +41,7 @@ def run(command: list[str], folder: Path, **environ: str) -> str:
         timeout=110,
         check=False,
     )
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == status, done.stdout
     return done.stdout
 
 
@@ -85,14 +85,20 @@ def test_experiments_take_the_options_that_are_shown(folder: Path) -> None:
         assert f"OMP_WAIT_POLICY={policy}" in output
 
 
-@needs_torch
-def test_four_processes(folder: Path) -> None:
+def four_processes() -> list[str]:
     (script,) = blocks("bash")
     assert script.count("DMLC_PS_ROOT_PORT=9000") == 1
-    script = script.replace("DMLC_PS_ROOT_PORT=9000", f"DMLC_PS_ROOT_PORT={free_port()}")
-    script = script.replace("\nwait\n", "\nfor each in $(jobs -p); do wait $each || exit 1; done\n")
-    assert "exit 1" in script
-    run(["bash", "-c", script], folder)
+    return ["bash", "-c", script.replace("DMLC_PS_ROOT_PORT=9000", f"DMLC_PS_ROOT_PORT={free_port()}")]
+
+
+@needs_torch
+def test_four_processes(folder: Path) -> None:
+    run(four_processes(), folder)
+
+
+def test_four_processes_fail(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import byteps_py as bps\n\nbps.init()\nassert bps.rank()\n", encoding="utf-8")
+    run(four_processes(), tmp_path, status=1)
 
 
 @pytest.mark.parametrize(

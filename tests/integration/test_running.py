@@ -135,4 +135,4 @@ def test_slurm(folder: Path) -> None:
 
 
 def test_completion_can_be_sourced(folder: Path) -> None:
-    bash(block("--completion") + "complete -p bpslaunch\n", folder)
+    bash(block("--completion") + "complete -p bpslaunch && complete -p bps\n", folder)
