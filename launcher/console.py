@@ -45,6 +45,11 @@ class Console:
         return any(sink.full for sink in self._sinks)
 
     @property
+    def has_lost_output(self) -> bool:
+        """Whether something could not be written, for another reason than that nobody wants to read it."""
+        return any(sink.problem for sink in self._sinks)
+
+    @property
     def deadline(self) -> float | None:
         """When :meth:`wait` has something to do again, even if nothing happens."""
         return min((each.show_at for each in self._streams.values() if each.show_at is not None), default=None)
@@ -99,11 +104,18 @@ class Console:
             if stream.show_at is not None and stream.show_at <= now:
                 stream.flush()
         for sink in self._sinks:
-            sink.flush()
-            if sink.broken and not sink.hung_up:
-                # Nobody reads this output any more. The processes are to learn that as if no launcher was between;
-                # but if the terminal is gone, SIGHUP tells them, and what they print while they save must not fail.
-                self._close([stream for stream in self._streams.values() if stream.sink is sink])
+            self._flush(sink)
+
+    def _flush(self, sink: Sink) -> None:
+        was_broken = sink.broken
+        sink.flush()
+        if sink.has_no_reader:
+            # Nobody reads this output any more. The processes are to learn that as if no launcher was between; but if
+            # the terminal is gone, SIGHUP tells them, and what they print while they save must not fail; nor must a
+            # job because of a full disk.
+            self._close([stream for stream in self._streams.values() if stream.sink is sink])
+        if sink.problem and not was_broken and sink is not self._stderr:
+            self.say(f"standard output cannot be written: {sink.problem}: it is lost from here on; the job goes on")
 
     def _close(self, streams: Iterable[Stream]) -> None:
         for stream in streams:

@@ -20,6 +20,7 @@ import errno
 import os
 import re
 import select
+import stat
 import time
 from typing import IO
 
@@ -45,9 +46,11 @@ class Sink:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.broken = False
-        """Whether nothing can be written any more."""
-        self.hung_up = False
-        """Whether that is because the terminal is gone."""
+        """Whether nothing can be written any more: what comes is thrown away."""
+        self.has_no_reader = False
+        """Whether that is because the reader of a pipe is gone."""
+        self.problem = ""
+        """What else it is because of, such as a full disk; empty also if a terminal has hung up."""
         self._pending = bytearray()
         self._unfinished: object | None = None
         self._has_returned = False
@@ -91,11 +94,17 @@ class Sink:
             except BlockingIOError:
                 return
             except OSError as error:
-                self.broken = True
-                self.hung_up = error.errno == errno.EIO
-                self._pending.clear()
+                self._break(error)
                 return
             del self._pending[:written]
+
+    def _break(self, error: OSError) -> None:
+        self.broken = True
+        self._pending.clear()
+        self.has_no_reader = error.errno in (errno.EPIPE, errno.ECONNRESET)
+        has_hung_up = error.errno == errno.EIO and stat.S_ISCHR(os.fstat(self.fd).st_mode)
+        if not self.has_no_reader and not has_hung_up:
+            self.problem = error.strerror or str(error)
 
 
 class Stream:

@@ -106,7 +106,7 @@ class Supervisor:
             while not self._is_finished():
                 self._turn(wakeup)
             self._clean_up(wakeup)
-        return self._ending.status
+        return self._ending.status or int(self._console.has_lost_output)
 
     def _prepare(self) -> None:
         """What must succeed before anything is started."""

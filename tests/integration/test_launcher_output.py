@@ -89,6 +89,18 @@ def test_a_full_disk_does_not_stop_the_job(tmp_path: Path, launch: Callable[...,
     assert launched.err.splitlines().count(text) == 1
 
 
+def test_an_output_that_cannot_be_written_gives_a_status_and_not_more(
+    tmp_path: Path, launch: Callable[..., Launch]
+) -> None:
+    code = JOIN + "import os; [print('line', i, flush=True) for i in range(100)]; open('done' + str(os.getpid()), 'w')"
+    with open("/dev/full", "wb") as full:
+        launched = launch("-n", "2", "--", PYTHON, "-c", code, stdout=full.fileno())
+        assert launched.wait() == 1
+    assert len(list((tmp_path / "0").glob("done*"))) == 2
+    text = "bpslaunch: standard output cannot be written: No space left on device: it is lost from here on; "
+    assert launched.err.splitlines()[1:] == [f"{text}the job goes on"]
+
+
 def test_logs_that_cannot_be_written_start_nothing(tmp_path: Path, launch: Callable[..., Launch]) -> None:
     (tmp_path / "file").write_text("")
     launched = launch("-n", "2", "--log-dir", str(tmp_path / "file"), "true")

@@ -120,3 +120,37 @@ def test_interruptions_are_left_out_of_standard_error_only(tty: tuple[int, int])
         made.write(1, 1, b"end\n")
     lines = [f"[worker 0] {line}" for line in text.decode().splitlines()]
     assert screen(controller, "end") == [*lines, "[worker 1] end", ""]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_full_disk_is_told_once_and_processes_go_on(which: int) -> None:
+    reading, to_reading = os.pipe()
+    with open("/dev/full", "wb") as full:
+        ends = [full.fileno(), to_reading] if which == 0 else [to_reading, full.fileno()]
+        with outputs(*ends) as made:
+            for text in (b"one\n", b"two\n"):
+                made.write(0, which, text)
+            assert made.console.has_lost_output
+            made.write(1, 1 - which, b"end\n")
+            made.write(1, which, b"more\n")
+    told = "bpslaunch: standard output cannot be written: No space left on device: it is lost from here on; "
+    told += "the job goes on\n"
+    expected = told if which == 0 else ""
+    assert os.read(reading, 65536).decode() == f"{expected}[worker 1] end\n"
+    os.close(reading)
+    os.close(to_reading)
+
+
+def test_processes_learn_that_a_reader_is_gone() -> None:
+    reading, to_reading = os.pipe()
+    err, to_err = os.pipe()
+    os.close(reading)
+    with outputs(to_reading, to_err) as made:
+        made.write(0, 0, b"one\n")
+        assert not made.console.has_lost_output
+        with pytest.raises(BrokenPipeError):
+            os.write(made.writing[1][0], b"two\n")
+        made.write(1, 1, b"end\n")
+    assert os.read(err, 65536) == b"[worker 1] end\n"
+    for fd in (to_reading, err, to_err):
+        os.close(fd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -181,10 +182,28 @@ def test_a_sink_without_a_reader_is_broken() -> None:
     sink = Sink(writing)
     sink.put(sink, b"", b"lost\n")
     sink.flush()
-    assert sink.broken
+    assert (sink.broken, sink.has_no_reader, sink.problem) == (True, True, "")
     sink.put(sink, b"", b"more\n")
     assert not sink.waiting
     os.close(writing)
+
+
+def test_a_sink_that_is_full_for_ever_says_why() -> None:
+    with open("/dev/full", "wb") as file:
+        sink = Sink(file.fileno())
+        sink.put(sink, b"", b"lost\n")
+        sink.flush()
+    assert (sink.broken, sink.has_no_reader, sink.problem) == (True, False, "No space left on device")
+
+
+def test_a_terminal_that_has_hung_up_is_no_problem() -> None:
+    controller, device = pty.openpty()
+    sink = Sink(device)
+    os.close(controller)
+    sink.put(sink, b"", b"lost\n")
+    sink.flush()
+    assert (sink.broken, sink.has_no_reader, sink.problem) == (True, False, "")
+    os.close(device)
 
 
 def test_a_sink_whose_descriptor_does_not_block_keeps_its_bytes(pipes: Pipes) -> None:
