@@ -36,13 +36,15 @@ from byteps_py.launcher.processes import (
     describe_status,
     exit_status,
 )
-from byteps_py.launcher.sweep import MARK, ROUND_SECONDS, Family, Process, Sweep, read_started, send
+from byteps_py.launcher.sweep import MARK, ROUND_SECONDS, Family, Process, Sweep, are_stopped, read_started, send, stop
 from byteps_py.role import Role
 
 __all__ = ["Supervisor"]
 
 CLEAN_UP_SECONDS = 1.0
 """What processes that outlive all those that were started have between SIGTERM and SIGKILL."""
+STOP_SECONDS = 2.0
+"""How long processes may take to notice that they are stopped."""
 DRAIN_SECONDS = 1.0
 """How long the last output is awaited; nobody is left who could write, unless it cannot be killed."""
 REPORT_SECONDS = 6.0
@@ -199,7 +201,11 @@ class Supervisor:
         if self._ending.phase not in (Phase.RUNNING, Phase.CLOSING):
             return
         self.say("SIGTSTP: the processes of the job are stopped too, until fg, bg or SIGCONT")
-        send(self._family.find(), signal.SIGSTOP)
+        stopped = stop(self._family.find)
+        # The shell reads what is typed next, and not a worker that has not taken notice yet.
+        deadline = time.monotonic() + STOP_SECONDS
+        while not are_stopped(stopped) and time.monotonic() < deadline:
+            time.sleep(0.01)
         signals.stop_here()
         send(self._family.find(), signal.SIGCONT)
 

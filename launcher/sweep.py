@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
-__all__ = ["MARK", "Family", "Process", "Sweep", "read_started", "send"]
+__all__ = ["MARK", "Family", "Process", "Sweep", "are_stopped", "read_started", "send", "stop"]
 
 MARK = "BYTEPS_LAUNCH_ID"
 """The variable in the environment of every process of a launch."""
@@ -40,6 +40,7 @@ STUBBORN_SECONDS = 5.0
 """After SIGKILL for this long, what is left cannot be killed."""
 
 _ENDED_STATES = "ZXx"
+_STOPPED_STATES = "Tt"
 
 
 class Process(NamedTuple):
@@ -148,13 +149,14 @@ class Sweep:
         found = self._find() or self._find()
         self.left = set(found)
         if now >= self.kill_at:
-            self.left |= self._stop(self.left, set())
+            self.left |= stop(self._find)
             send(self.left, signal.SIGKILL)
-        elif new := self._untold(found):
-            new |= self._stop(new, self._told)
+        elif self._untold(found):
+            stopped = stop(self._find, self._told)
+            new = self._untold(self._find())
             self._told |= new
             send(new, signal.SIGTERM)
-            send(new, signal.SIGCONT)
+            send(new | stopped, signal.SIGCONT)
         return not self.left or now >= self.kill_at + STUBBORN_SECONDS
 
     def _untold(self, found: Mapping[Process, int]) -> set[Process]:
@@ -169,14 +171,23 @@ class Sweep:
             grown = bool(helpers)
         return new
 
-    def _stop(self, found: set[Process], others: Collection[Process]) -> set[Process]:
-        """Stop these, and who else belongs to the launch by now, but not ``others``; returns all that were stopped."""
-        stopped: set[Process] = set()
-        while found:
-            send(found, signal.SIGSTOP)
-            stopped |= found
-            found = self._find().keys() - stopped - set(others)
-        return stopped
+
+def stop(find: Callable[[], dict[Process, int]], others: Collection[Process] = ()) -> set[Process]:
+    """Stop everyone but ``others``, until a look shows nobody new; returns who was stopped.
+
+    It may take a moment until they have taken notice: see :func:`are_stopped`.
+    """
+    stopped: set[Process] = set()
+    while found := find().keys() - stopped - set(others):
+        send(found, signal.SIGSTOP)
+        stopped |= found
+    return stopped
+
+
+def are_stopped(processes: Iterable[Process]) -> bool:
+    """Whether these have stopped, or ended."""
+    entries = (_read(each.pid) for each in processes)
+    return all(each is None or each.state in _STOPPED_STATES + _ENDED_STATES for each in entries)
 
 
 def send(processes: Iterable[Process], number: int) -> None:

@@ -228,18 +228,29 @@ class Terminal:
             self.shown += data.decode()
         return True
 
-    def read_until(self, text: str) -> None:
-        """Read until ``text`` is shown."""
-        while text not in self.shown:
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def read_until(self, text: str, count: int = 1) -> None:
+        """Read until ``text`` is shown so often."""
+        deadline = time.monotonic() + 60
+        while self.shown.count(text) < count:
             assert self.read(), self.shown
+            assert time.monotonic() < deadline, self.shown
 
     def press(self, key: bytes) -> None:
         os.write(self._fd, key)
 
     def wait(self) -> int:
         """Read to the end; returns the exit status."""
+        deadline = time.monotonic() + 60
         while self.read():
-            pass
+            assert time.monotonic() < deadline, self.shown
         return self.close()
 
     def close(self) -> int:
@@ -254,11 +265,11 @@ def test_ctrl_c_is_one_line(tmp_path: Path, places: tuple[str, ...], prefix: tup
     if "loads" in places:
         pytest.importorskip("torch", reason="torch is not installed")
     (tmp_path / "train.py").write_text(INTERRUPTED)
-    terminal = Terminal(*LAUNCHER, *prefix, "-n", "3", "-s", "1", "--", PYTHON, str(tmp_path / "train.py"), *places)
-    while terminal.shown.count("up") < 3:
-        assert terminal.read(), terminal.shown
-    terminal.press(b"\x03")
-    assert terminal.wait() == 130
+    words = (*prefix, "-n", "3", "-s", "1", "--", PYTHON, str(tmp_path / "train.py"), *places)
+    with Terminal(*LAUNCHER, *words) as terminal:
+        terminal.read_until("up\r\n", 3)
+        terminal.press(b"\x03")
+        assert terminal.wait() == 130
     after = terminal.shown.rpartition("up\r\n")[2]
     # On a busy machine a worker may take too long to end by itself.
     lines = [line for line in after.splitlines() if line and "still running" not in line]
@@ -289,22 +300,23 @@ def test_the_terminal_is_closed(tmp_path: Path) -> None:
         "print('up')\n"
         "while True: signal.pause()\n"
     )
-    terminal = Terminal(*LAUNCHER, "-n", "1", "--", PYTHON, str(tmp_path / "train.py"))
-    terminal.read_until("up")
-    assert terminal.close() == 129
+    with Terminal(*LAUNCHER, "-n", "1", "--", PYTHON, str(tmp_path / "train.py")) as terminal:
+        terminal.read_until("up")
+        assert terminal.close() == 129
     assert (tmp_path / "saved").exists()
 
 
 def test_ctrl_z_at_a_terminal() -> None:
     """The terminal stops the launcher, and with it the job; the shell says so, and ``fg`` goes on."""
     code = "import sys; print('u' + 'p', flush=True); sys.stdin.readline(); print('d' + 'one')"
-    shell = Terminal("bash", "--norc", "-i")
-    shell.press(f'{PYTHON} -m byteps_py.launcher -n 1 {PYTHON} -c "{code}"; echo ended $?\n'.encode())
-    shell.read_until("[worker 0] up")
-    shell.press(b"\x1a")
-    shell.read_until("Stopped")
-    shell.press(b"jobs -r; fg\n")
-    shell.press(b"now\n")
-    shell.read_until("[worker 0] done")
-    shell.press(b"exit\n")
-    shell.wait()
+    # Without editing it reads line by line, and leaves the rest to what it runs.
+    with Terminal("bash", "--norc", "--noediting", "-i") as shell:
+        shell.press(f'{PYTHON} -m byteps_py.launcher -n 1 {PYTHON} -c "{code}"\n'.encode())
+        shell.read_until("[worker 0] up")
+        shell.press(b"\x1a")
+        shell.read_until("Stopped")
+        shell.press(b"fg\n")
+        shell.press(b"now\n")
+        shell.read_until("[worker 0] done")
+        shell.press(b"exit\n")
+        assert shell.wait() == 0

@@ -145,6 +145,8 @@ class Rounds:
 
 A, B, C = Process(20, 500), Process(21, 501), Process(22, 502)
 STRANGER = 1
+LOOKS = 4
+"""In a round that tells somebody; one less in a round that kills."""
 
 
 def test_who_is_told_is_stopped_before_and_goes_on_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +157,8 @@ def test_who_is_told_is_stopped_before_and_goes_on_afterwards(monkeypatch: pytes
 
 
 def test_everyone_is_stopped_until_a_look_shows_nobody_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds = Rounds(monkeypatch, {A: STRANGER}, {A: STRANGER, B: A.pid}, {A: STRANGER, B: A.pid, C: B.pid})
+    first = {A: STRANGER}
+    rounds = Rounds(monkeypatch, first, first, first | {B: A.pid}, first | {B: A.pid, C: B.pid})
     rounds.sweep.round(1.0)
     assert [who for who, number in rounds.sent if number == signal.SIGSTOP] == [{A}, {B}, {C}]
     assert rounds.told() == [{A, B, C}]
@@ -163,7 +166,7 @@ def test_everyone_is_stopped_until_a_look_shows_nobody_new(monkeypatch: pytest.M
 
 def test_everyone_is_told_once_and_killed_later(monkeypatch: pytest.MonkeyPatch) -> None:
     both = {A: STRANGER, B: STRANGER}
-    rounds = Rounds(monkeypatch, {A: STRANGER}, {A: STRANGER}, both, both, both, both, {})
+    rounds = Rounds(monkeypatch, *[{A: STRANGER}] * LOOKS, *[both] * LOOKS, *[both] * (LOOKS - 1), {})
     assert not rounds.sweep.round(1.0)
     assert not rounds.sweep.round(2.0)
     assert rounds.told() == [{A}, {B}]
@@ -175,12 +178,24 @@ def test_everyone_is_told_once_and_killed_later(monkeypatch: pytest.MonkeyPatch)
 
 def test_helpers_that_are_started_to_save_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also theirs, and after their parent has ended; but not what appears beside them."""
-    rounds = Rounds(monkeypatch, {A: STRANGER}, {A: STRANGER}, {A: STRANGER, B: A.pid, C: B.pid}, {C: STRANGER})
+    first = {A: STRANGER}
+    rounds = Rounds(monkeypatch, *[first] * LOOKS, first | {B: A.pid, C: B.pid}, {C: STRANGER})
     for now in (1.0, 2.0, 3.0):
         assert not rounds.sweep.round(now)
     assert rounds.told() == [{A}]
     assert not rounds.sweep.round(10.0)
     assert rounds.sent[-1] == ({C}, signal.SIGKILL)
+
+
+def test_who_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = {A.pid: "T", B.pid: "S"}
+    monkeypatch.setattr(
+        sweep, "_read", lambda pid: sweep._Entry(pid, states[pid], 1, 1, 500) if pid in states else None
+    )
+    assert sweep.are_stopped([A, C])
+    assert not sweep.are_stopped([A, B])
+    states[B.pid] = "Z"
+    assert sweep.are_stopped([A, B])
 
 
 def test_one_look_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
