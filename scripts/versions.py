@@ -39,8 +39,11 @@ _GENERATED = shutil.ignore_patterns(
 _ASK = (
     "import sys, sysconfig; print('%d.%d.%d' % sys.version_info[:3], sysconfig.get_config_var('Py_GIL_DISABLED') or 0)"
 )
-_NOT_THERE = ("network", "fault")
-"""Folders of tests that are about the system rather than about Python."""
+_NOT_THERE = (
+    *("network", "fault", "integration/test_addresses.py", "integration/test_running.py"),
+    *("integration/test_troubleshooting.py", "integration/test_waiting.py"),
+)
+"""Tests of what does not depend on Python: the system, the network, the clock, the documentation."""
 _VERSIONS = "import importlib.metadata as m; print(' '.join(m.version(x) for x in ('numpy', 'pyzmq', 'msgspec')))"
 _TEST_SECONDS = 900.0
 

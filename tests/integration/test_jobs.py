@@ -235,9 +235,13 @@ def test_a_worker_that_exits_reaches_those_who_wait(tmp_path: Path) -> None:
 
 
 def test_a_second_job_cannot_join(tmp_path: Path) -> None:
-    with running(tmp_path, "print('ready')\ntime.sleep(3)\nbps.barrier()\n", BYTEPS_JOB_ID="mine") as made:
+    go = tmp_path / "go"
+    body = f"print('ready')\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)\nbps.barrier()\n"
+    with running(tmp_path, body, BYTEPS_JOB_ID="mine") as made:
         made.wait_for("worker0", "ready")
         made.worker(7, "", BYTEPS_JOB_ID="other", DMLC_WORKER_ID="1")
+        made.processes["worker7"].wait(30)
+        go.touch()
         statuses = made.wait()
         assert statuses.pop("worker7") == 1
         assert "other" in made.output("worker7")
