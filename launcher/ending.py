@@ -185,10 +185,9 @@ class Ending:
         if number in (signal.SIGTERM, signal.SIGHUP):
             self._grace_ends = now + self._grace_period + self._services_more
             self._enter(Phase.SAVING, self._grace_ends)
-            grace = f"its workers have {self._grace_period:g} s to save (BYTEPS_GRACE_PERIOD)"
             # Asks for an orderly end, which the process itself must lead: its helpers (data loaders) may be needed.
             told = _signal(workers, signal.SIGTERM, Reach.PROCESS)
-            return [Say(f"{name}: ending the job; {grace}"), told]
+            return [Say(f"{name}: {self._describe_grace(workers)} (BYTEPS_GRACE_PERIOD)"), told]
         self._enter(Phase.STOPPING, now + STOPPING_SECONDS)
         # A terminal sends its signals to whole groups.
         return [Say(f"{name}: ending the job"), _signal(workers, number, Reach.GROUP)]
@@ -279,7 +278,7 @@ class Ending:
             self._phase_ends = self._grace_ends + KILLED_SECONDS
             workers = self._workers & self._alive
             left = ", ".join(self._names[index] for index in sorted(workers))
-            text = f"still running after {self._grace_period:g} s, and killed now: {left}"
+            text = f"still running after {self._grace_period + self._services_more:g} s, and killed now: {left}"
             return [Say(text), _signal(workers, signal.SIGKILL, Reach.SESSION)]
         self._given_up = True
         self.status = self.status or 1
@@ -303,6 +302,13 @@ class Ending:
     def _enter(self, phase: Phase, ends: float | None) -> None:
         self.phase = phase
         self._phase_ends = ends
+
+    def _describe_grace(self, told: Iterable[int]) -> str:
+        """What happens within the grace period."""
+        if not self._services_more:
+            return f"ending the job; its workers have {self._grace_period:g} s to save"
+        names = ", ".join(self._names[index] for index in sorted(told))
+        return f"ending {names}, which serves until the workers have left, at most {self._grace_period:g} s"
 
     def _describe(self, index: int, status: int) -> str:
         return f"{self._names[index]} {describe_status(status)}"

@@ -295,11 +295,21 @@ def test_no_grace_period() -> None:
 def test_a_launch_without_workers_passes_signals_on_to_what_there_is() -> None:
     """A scheduler waits for workers elsewhere as long as the grace period, and must then have the time to end."""
     service = Ending([(Role.SCHEDULER, "scheduler (pid 10)")], grace_period=20.0)
-    assert performed(service.interrupted(0.0, signal.SIGTERM)) == [Signal((0,), signal.SIGTERM, Reach.PROCESS)]
+    text = (
+        "SIGTERM: ending scheduler (pid 10), which serves until the workers have left, at most 20 s (BYTEPS_GRACE_PERIOD)"
+    )
+    told = Signal((0,), signal.SIGTERM, Reach.PROCESS)
+    assert service.interrupted(0.0, signal.SIGTERM) == [Say(text), told]
     assert service.deadline == 23.0
     service.ended(20.5, {0: 143})
     service.rest_ended(20.6)
     assert (service.done, service.status) == (True, 143)
+
+
+def test_a_scheduler_that_stays_is_killed() -> None:
+    service = Ending([(Role.SCHEDULER, "scheduler (pid 10)")], grace_period=20.0)
+    service.interrupted(0.0, signal.SIGTERM)
+    assert service.tick(23.0) == [Say("still running after 23 s, and killed now: scheduler (pid 10)"), kill(0)]
 
 
 # The launch itself.
