@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
+import shlex
+import shutil
 from pathlib import Path
 
-__all__ = ["explain_start", "how_to_run"]
+__all__ = ["explain_absence", "explain_start", "how_to_run"]
 
 _LIMITS = {
     errno.EMFILE: ("ulimit -n", resource.RLIMIT_NOFILE, "each process costs the launcher three descriptors"),
     errno.EAGAIN: ("ulimit -u", resource.RLIMIT_NPROC, "a container may have a limit of its own (pids.max)"),
     errno.ENOMEM: ("ulimit -v", resource.RLIMIT_AS, "or start fewer processes"),
 }
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _INTERPRETERS = {".py": "python", ".sh": "bash"}
 
 
@@ -38,6 +42,25 @@ def explain_start(error: OSError, word: str | None = None) -> str:
     if number == errno.ENOENT and (interpreter := _first_line(word)) is not None:
         return f"{word!r}: its first line names an interpreter that does not exist: {interpreter!r}"
     return f"{word!r}: {text}"
+
+
+def explain_absence(word: str, path: str | None) -> str:
+    """Why a command may be missing: empty, or the rest of a sentence that says that there is none.
+
+    Args:
+        word: the first word of the command.
+        path: where commands are looked for.
+    """
+    if os.path.isfile(word):
+        return f", but a file of that name is here: {how_to_run(word)}"
+    if os.path.isdir(word):
+        return ", but a folder of that name is here: a command is needed that does something with it"
+    if _ASSIGNMENT.match(word):
+        return f": no shell reads this; to set a variable for the command, write `env {shlex.quote(word)} ...`"
+    first = word.split()[:1]
+    if first not in ([], [word]) and shutil.which(first[0], path=path) is not None:
+        return f": quotes make it one word; without them it is {first[0]!r} with its arguments"
+    return ""
 
 
 def how_to_run(word: str) -> str:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from byteps_py import errors
-from byteps_py.launcher.advice import how_to_run
+from byteps_py.launcher.advice import explain_absence, how_to_run
 from byteps_py.launcher.guard import Guard
 from byteps_py.role import Role
 
@@ -192,12 +192,12 @@ def find(word: str, path: str | None) -> None:
     """
     if shutil.which(word, path=path) is not None:
         return
-    is_file = os.path.isfile(word)
+    if os.sep in word and os.path.isdir(word):
+        raise CommandError(CANNOT_RUN, f"{word!r} is a folder: a command is needed that does something with it")
     if os.sep in word and os.path.exists(word):
-        advice = f": {how_to_run(word)}, or chmod +x it" if is_file else ""
+        advice = f": {how_to_run(word)}, or chmod +x it" if os.path.isfile(word) else ""
         raise CommandError(CANNOT_RUN, f"{word!r} is not an executable file{advice}")
-    advice = f", but a file of that name is here: {how_to_run(word)}" if is_file else ""
-    raise CommandError(NOT_FOUND, f"there is no command {word!r}{advice}")
+    raise CommandError(NOT_FOUND, f"there is no command {word!r}{explain_absence(word, path)}")
 
 
 def exit_status(status: int) -> int:

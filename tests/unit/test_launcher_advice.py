@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from byteps_py.launcher.advice import explain_start, how_to_run
+from byteps_py.launcher.advice import explain_absence, explain_start, how_to_run
 
 
 def failure(number: int) -> OSError:
@@ -57,3 +57,28 @@ def test_anything_else(number: int) -> None:
 )
 def test_how_to_run(word: str, advice: str) -> None:
     assert how_to_run(word) == advice
+
+
+@pytest.mark.parametrize(
+    ("word", "advice"),
+    [
+        ("nothing", ""),
+        ("nothing at all", ""),
+        (" ", ""),
+        ("", ""),
+        ("tool -x 1", ": quotes make it one word; without them it is 'tool' with its arguments"),
+        (" tool", ": quotes make it one word; without them it is 'tool' with its arguments"),
+        ("A_1=2", ": no shell reads this; to set a variable for the command, write `env A_1=2 ...`"),
+        ("A=b c", ": no shell reads this; to set a variable for the command, write `env 'A=b c' ...`"),
+        ("1=2", ""),
+        ("src", ", but a folder of that name is here: a command is needed that does something with it"),
+        ("train.py", ", but a file of that name is here: run it with 'python train.py'"),
+    ],
+)
+def test_why_there_is_no_such_command(word: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "bin/tool"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch(0o755)
+    (tmp_path / "src").mkdir()
+    assert explain_absence(word, str(tmp_path / "bin")) == advice

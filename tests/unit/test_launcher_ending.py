@@ -295,9 +295,8 @@ def test_no_grace_period() -> None:
 def test_a_launch_without_workers_passes_signals_on_to_what_there_is() -> None:
     """A scheduler waits for workers elsewhere as long as the grace period, and must then have the time to end."""
     service = Ending([(Role.SCHEDULER, "scheduler (pid 10)")], grace_period=20.0)
-    text = (
-        "SIGTERM: ending scheduler (pid 10), which serves until the workers have left, at most 20 s (BYTEPS_GRACE_PERIOD)"
-    )
+    text = "SIGTERM: ending scheduler (pid 10), which serves until the workers have left, at most 20 s "
+    text += "(BYTEPS_GRACE_PERIOD)"
     told = Signal((0,), signal.SIGTERM, Reach.PROCESS)
     assert service.interrupted(0.0, signal.SIGTERM) == [Say(text), told]
     assert service.deadline == 23.0

@@ -43,10 +43,15 @@ def test_a_command_is_found_in_the_path(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_program(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("hello")
-    for word in (str(tmp_path / "notes"), str(tmp_path)):
-        with pytest.raises(CommandError, match="is not an executable file") as caught:
+    for word, text in ((str(tmp_path / "notes"), "is not an executable file"), (str(tmp_path), "is a folder: ")):
+        with pytest.raises(CommandError, match=text) as caught:
             find(word, None)
         assert caught.value.status == 126
+
+
+def test_a_command_in_quotes() -> None:
+    with pytest.raises(CommandError, match="'sh -c true': quotes make it one word; without them it is 'sh' with its"):
+        find("sh -c true", None)
 
 
 def test_a_script_as_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
