@@ -160,6 +160,8 @@ class Launches:
         what = f"{self._describe(message)} {_ending(message.status)}"
         if is_complete or self._strangers.was_refused(message):
             return Verdict(f"{what}; it was no member of the job")
+        if message.joined:
+            return Verdict(f"{what}; it belongs to an earlier run of a job")
         what += " before it joined the job"
         if message.status:
             return Verdict(reason=what, is_failure=True)

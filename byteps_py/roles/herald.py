@@ -75,6 +75,7 @@ class Herald:
         self._reports: list[ChildEnded] = []
         self._unanswered: deque[ChildEnded] = deque()  # in the order in which they were sent, repetitions too
         self._is_failing = False
+        self._joined = False
         self.verdict: str | None = None
 
     @property
@@ -115,6 +116,7 @@ class Herald:
             answered = self._unanswered.popleft() if self._unanswered else None
             self._reports = [each for each in self._reports if each is not answered]
         elif isinstance(message, Vouched):
+            self._joined = self._joined or not message.missing
             self._vouching = self._vouching and bool(message.missing)
         elif isinstance(message, (Abort, Refused, Finished)):
             self._reports.clear()
@@ -137,7 +139,7 @@ class Herald:
         self._vouching = self._vouching and bool(self._children)
         self._is_failing = self._is_failing or status != 0
         settings = self._settings
-        place = (settings.launch_id, settings.worker_id, local_rank, settings.local_size)
+        place = (settings.launch_id, settings.worker_id, local_rank, settings.local_size, self._joined)
         self._reports.append(ChildEnded(settings.job_id, process, status, *place))
         self._report_due = now
 

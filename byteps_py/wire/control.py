@@ -218,7 +218,8 @@ class ChildEnded(_Message, frozen=True, tag="child-ended"):
     """A process that a launcher started has ended: the proof that it is gone. ``status`` is -N for signal N.
 
     The process may be a shell that started the worker proper, so a worker's place in the launch is told too:
-    ``local_rank`` is None for other roles.
+    ``local_rank`` is None for other roles.  ``joined`` tells that a scheduler has called all workers of the launch
+    members: one that does not know them then is the scheduler of a later run.
     """
 
     job_id: Text
@@ -228,6 +229,7 @@ class ChildEnded(_Message, frozen=True, tag="child-ended"):
     worker_id: Natural | None = None
     local_rank: Natural | None = None
     local_size: Positive = 1
+    joined: bool = False
 
 
 class Child(msgspec.Struct, frozen=True, array_like=True):

@@ -169,7 +169,14 @@ CONTROL: dict[str, ControlMessage] = {
     "bye": control.Bye(),
     "left": control.Left(rank=1),
     "child-ended": control.ChildEnded(
-        job_id="digits", process=PROCESS, status=-9, launch_id="a1b2", worker_id=1, local_rank=0, local_size=2
+        job_id="digits",
+        process=PROCESS,
+        status=-9,
+        launch_id="a1b2",
+        worker_id=1,
+        local_rank=0,
+        local_size=2,
+        joined=True,
     ),
     "vouch": control.Vouch(
         job_id="digits", launch_id="a1b2", worker_id=None, local_size=2, children=(control.Child(1, PROCESS),)

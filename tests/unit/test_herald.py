@@ -102,6 +102,15 @@ class TestVouching:
         pair.herald.answered(REPLY)
         assert pair.sent(9.0) == []
 
+    def test_an_end_after_all_had_joined_is_told_as_such(self, pair: Pair) -> None:
+        pair.herald.hear(0.0, f"vouch 0 {ME}")
+        pair.sent(0.0)
+        pair.herald.answered(Vouched(()))
+        pair.herald.hear(1.0, f"ended {ME} 0 1")
+        (report,) = pair.sent(1.0)
+        assert isinstance(report, ChildEnded)
+        assert report.joined
+
     @pytest.mark.parametrize("message", [Abort("worker 0 was lost"), Refused("worker 0 was lost"), Finished()])
     def test_the_job_has_ended_without_them(self, pair: Pair, message: ControlMessage) -> None:
         pair.herald.hear(0.0, f"vouch 0 {ME}")

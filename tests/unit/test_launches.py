@@ -42,6 +42,16 @@ def vouch(*pids: int, launch_id: str = "x", worker_id: int | None = 1, size: int
     return Vouch("job", launch_id, worker_id, size or len(pids), children)
 
 
+@pytest.mark.parametrize("status", [0, 1, -9])
+def test_the_end_of_a_launch_of_an_earlier_run_means_nothing(status: int) -> None:
+    desk = Desk(worker(99, "host-b", worker_id=0))
+    place = {"launch_id": "old", "worker_id": 1, "local_rank": 0}
+    verdict = desk.ended(0.0, process(7, "host-b"), status, **place, joined=True)
+    assert "belongs to an earlier run" in verdict.warning
+    assert not verdict.reason
+    assert desk.launches.failure(1e6) is None
+
+
 class TestVouching:
     def test_who_has_not_joined(self) -> None:
         desk = Desk()
