@@ -43,11 +43,13 @@ environment with DMLC_ROLE set (the same on all machines, except DMLC_WORKER_ID)
   BYTEPS_LOCAL_SIZE                    workers on this machine, unless -n is given; default: the
                                        GPUs in NVIDIA_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES, or 1
   BYTEPS_FORCE_DISTRIBUTED=1           use servers even for one worker
+  BYTEPS_START_TIMEOUT=120             seconds until all must have called init(); workers that are
+                                       known to live have longer. --start-timeout goes before it;
+                                       without DMLC_ROLE only that counts, also for live workers
 Without DMLC_ROLE the other DMLC_* variables are not used, and a line says so.
 
 environment of every use (docs/env.md has all of it; `bps env` shows the values in force):
   BYTEPS_GRACE_PERIOD=20               seconds that SIGTERM leaves to the workers
-  BYTEPS_START_TIMEOUT=120             --start-timeout goes before it
   BYTEPS_PORT_RANGE=LOW-HIGH           every port that is listened at lies in it
   BYTEPS_VISIBLE_CPU_CORES=0-3:4-7     cores that each worker is bound to
 
@@ -194,7 +196,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         type=_seconds,
         help="end the job if it is not complete so long after its first process came (0: wait for ever; "
-        "default: BYTEPS_START_TIMEOUT, or 0 if the whole job runs here)",
+        "default: BYTEPS_START_TIMEOUT, or 0 if the whole job runs here; see below)",
     )
     add("--dry-run", action="store_true", help="print every process as a command for a shell, and start none")
     add(

@@ -160,7 +160,10 @@ def test_help_explains_the_three_uses(monkeypatch: pytest.MonkeyPatch, capsys: p
     for each in (*uses, *variables, *options, "default: visible GPUs, else 1", "passive for servers"):
         assert each in text
     assert max(map(len, text.splitlines())) <= 100
-    assert len(text.splitlines()) <= 70
+    assert len(text.splitlines()) <= 72
+    by_role, of_every_use = text.partition("\nenvironment with DMLC_ROLE set ")[2].split("\nenvironment of every use ")
+    assert "BYTEPS_START_TIMEOUT=120" in by_role
+    assert "BYTEPS_START_TIMEOUT" not in of_every_use
 
 
 def test_help_keeps_to_a_narrow_terminal_where_it_can(
