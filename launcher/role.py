@@ -55,17 +55,20 @@ def run_role(role: Role, options: Options, environ: Mapping[str, str]) -> int:
         return 0
     if (unused := _unused(options)) is not None:
         # One command line may serve all machines, as with BytePS.
-        print(f"bpslaunch: a {role} runs no command, so this is not used: {unused}", file=sys.stderr)
+        print(f"bpslaunch: a {role} {unused}", file=sys.stderr)
     for line in notes_without_server(options) if role is Role.SCHEDULER else ():
         print(f"bpslaunch: {line}", file=sys.stderr)
     return _run_service(role, options, environ)
 
 
 def _unused(options: Options) -> str | None:
-    """What only workers have a use for."""
+    """What only workers have a use for, and why."""
     count = () if options.num_workers is None else ("-n", str(options.num_workers))
-    words = (*count, *openmp_words(options, Role.WORKER), *options.command)
-    return shlex.join(words) if words else None
+    about_workers = (*count, *openmp_words(options, Role.WORKER))
+    if not about_workers and not options.command:
+        return None
+    does = "starts no workers" if about_workers else "runs no command"
+    return f"{does}, so this is not used: {shlex.join((*about_workers, *options.command))}"
 
 
 def _run_service(role: Role, options: Options, environ: Mapping[str, str]) -> int:
@@ -83,6 +86,17 @@ def _run_service(role: Role, options: Options, environ: Mapping[str, str]) -> in
     return launch([spec], (), dataclasses.replace(options, prefix=False), report_failures=False)
 
 
+def _notes_inside_a_launch(environ: Mapping[str, str]) -> list[str]:
+    """A line if this launcher is itself a worker that a launcher has started."""
+    rank = environ.get("BYTEPS_LOCAL_RANK", "").strip()
+    if not rank or not environ.get("BYTEPS_LAUNCH_ID", "").strip():
+        return []
+    return [
+        f"warning: this bpslaunch was started by another one, as its worker {rank}, and starts workers in its place, "
+        "which the job does not expect: give the outer one the command itself"
+    ]
+
+
 def _run_workers(options: Options, environ: Mapping[str, str]) -> int:
     size = str(options.num_workers or "") or environ.get("BYTEPS_LOCAL_SIZE", "").strip()
     size = size or str(affinity.listed_devices(environ, affinity.device_files()) or 1)
@@ -96,13 +110,13 @@ def _run_workers(options: Options, environ: Mapping[str, str]) -> int:
         used = {"BYTEPS_LOCAL_SIZE"} | ({"BYTEPS_START_TIMEOUT"} if options.start_timeout is not None else set())
         own = {name: value for name, value in environ.items() if not name.startswith("DMLC_") and name not in used}
         note = f"DMLC_NUM_WORKER=1 and {settings.local_size} workers on this machine: the whole job runs here"
-        return run_job(job, own, [note])
+        return run_job(job, own, [*_notes_inside_a_launch(environ), note])
     distributed = is_distributed(settings)
     place = _place() if options.log_dir is not None else None
     specs = plan_workers(options, environ, settings, affinity.usable_cores(), secrets.token_hex(8), place)
     return launch(
         specs,
-        [*notes_without_server(options), _summary(settings, specs)],
+        [*_notes_inside_a_launch(environ), *notes_without_server(options), _summary(settings, specs)],
         options,
         report_failures=distributed,
         herald_environment=specs[0].environment if distributed else None,

@@ -212,7 +212,7 @@ def test_one_command_line_for_all_machines(job: dict[str, str]) -> None:
         assert sorted(done[index].stdout.splitlines()) == lines
     for service, role in zip(done[2:], ("scheduler", "server"), strict=True):
         first = service.stderr.splitlines()[0]
-        assert first.startswith(f"bpslaunch: a {role} runs no command, so this is not used: -n 2 {sys.executable} -c")
+        assert first.startswith(f"bpslaunch: a {role} starts no workers, so this is not used: -n 2 {sys.executable} -c")
 
 
 def test_the_number_of_servers_does_not_go_with_a_role(job: dict[str, str]) -> None:

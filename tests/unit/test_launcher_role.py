@@ -227,22 +227,23 @@ def test_workers_whose_machine_has_no_number_have_logs_of_their_own(launched: li
 @pytest.mark.parametrize(
     ("options", "unused"),
     [
-        (OPTIONS, "python train.py"),
-        (dataclasses.replace(OPTIONS, num_workers=4), "-n 4 python train.py"),
-        (Options(("sh", "-c", "a b")), "sh -c 'a b'"),
+        (OPTIONS, "runs no command, so this is not used: python train.py"),
+        (dataclasses.replace(OPTIONS, num_workers=4), "starts no workers, so this is not used: -n 4 python train.py"),
+        (Options(num_workers=3), "starts no workers, so this is not used: -n 3"),
+        (Options(("sh", "-c", "a b")), "runs no command, so this is not used: sh -c 'a b'"),
         (
             Options(worker_omp_wait_policy="active", worker_omp_num_threads=3),
-            "--worker-omp-wait-policy active --worker-omp-num-threads 3",
+            "starts no workers, so this is not used: --worker-omp-wait-policy active --worker-omp-num-threads 3",
         ),
         (Options(), None),
     ],
 )
 @pytest.mark.parametrize("which", [Role.SCHEDULER, Role.SERVER])
-def test_a_service_says_once_that_it_runs_no_command(
+def test_a_service_says_once_what_it_has_no_use_for(
     options: Options, unused: str | None, which: Role, launched: list[Launched], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_role(which, dataclasses.replace(options, dry_run=True), JOB) == 7
-    expected = [] if unused is None else [f"bpslaunch: a {which} runs no command, so this is not used: {unused}"]
+    expected = [] if unused is None else [f"bpslaunch: a {which} {unused}"]
     assert capsys.readouterr().err.splitlines() == expected
 
 
@@ -299,3 +300,15 @@ def test_several_workers_on_the_only_machine_become_a_local_job(
     assert (chosen.num_workers, chosen.num_servers, chosen.command) == (workers, 1, OPTIONS.command)
     assert inherited == {"HOME": "/root", "NVIDIA_VISIBLE_DEVICES": "0,1"}
     assert notes == [f"DMLC_NUM_WORKER=1 and {workers} workers on this machine: the whole job runs here"]
+
+
+def test_a_launcher_inside_a_launcher_is_told(launched: list[Launched]) -> None:
+    inside = {"BYTEPS_LAUNCH_ID": "9a", "BYTEPS_LOCAL_RANK": "1"}
+    for environ, told in ((inside, True), ({"BYTEPS_LOCAL_RANK": "1"}, False), ({"BYTEPS_LAUNCH_ID": "9a"}, False)):
+        run_role(Role.WORKER, OPTIONS, {**JOB, **environ})
+        expected = (
+            "warning: this bpslaunch was started by another one, as its worker 1, and starts workers in its place, "
+            "which the job does not expect: give the outer one the command itself"
+        )
+        assert (launched[-1].notes[0] == expected) == told
+        assert len(launched[-1].notes) == 1 + told
