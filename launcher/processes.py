@@ -230,7 +230,8 @@ def module_command(module: str, *arguments: str) -> tuple[str, ...]:
     ``python -m`` would look in the working folder first, where a user's ``queue.py``, or another copy of this
     package, may lie.
     """
-    code = "import runpy, sys; sys.path[:1] = []; sys.path.append(sys.argv.pop(1)); "
+    # runpy is imported after the working folder has left the path: it needs modules of common names, such as types.
+    code = "import sys; sys.path[:1] = []; import runpy; sys.path.append(sys.argv.pop(1)); "
     code += "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
     root = str(Path(errors.__file__).parent.parent)
     return (sys.executable, "-c", code, root, module, *arguments)

@@ -433,7 +433,8 @@ def test_the_status_and_the_name_are_those_of_the_worker_that_failed(
 
 def test_services_do_not_import_from_the_working_folder(tmp_path: Path, launch: Callable[..., Launch]) -> None:
     (tmp_path / "0").mkdir()
-    (tmp_path / "0" / "queue.py").write_text("raise RuntimeError('imported from the working folder')")
+    for name in ("queue", "types", "contextlib", "warnings", "operator", "keyword", "signal"):
+        (tmp_path / "0" / f"{name}.py").write_text("raise RuntimeError('imported from the working folder')")
     body = "import sys; sys.path[:1] = []; import byteps_py as bps; bps.init(); print(bps.push_pull([1.0], 'x'))"
     job = launch("-n", "2", "-s", "1", "--", PYTHON, "-P" if sys.version_info >= (3, 11) else "-u", "-c", body)
     assert job.wait() == 0, job.err
