@@ -105,7 +105,9 @@ class EndRest:
 
 @dataclass(frozen=True)
 class Hush:
-    """What the scheduler and the servers complain about from now on is of no interest."""
+    """What these complain about from now on is of no interest."""
+
+    processes: tuple[int, ...]
 
 
 Action: TypeAlias = Say | Signal | Report | EndRest | Hush
@@ -124,6 +126,7 @@ class Ending:
         everyone = range(len(processes))
         workers = frozenset(each for each in everyone if processes[each][0] is Role.WORKER)
         self._workers = workers or frozenset(everyone)
+        self._schedulers = frozenset(each for each in everyone if processes[each][0] is Role.SCHEDULER)
         self._alive = set(everyone)
         self._grace_period = grace_period
         # Schedulers and servers wait for workers elsewhere as long as that, and end after it.
@@ -270,7 +273,8 @@ class Ending:
         if self.phase in (Phase.CLOSING, Phase.STOPPING):
             said = [Say(f"still running, and sent SIGTERM now: {left}")] if spoken else []
             # After workers that all ended well, what the scheduler says is news: none of them may have called init().
-            return [*said, *self._terminate(now, hush=self.phase is Phase.STOPPING)]
+            heard = self._schedulers if self.phase is Phase.CLOSING else frozenset()
+            return [*said, *self._terminate(now, heard=heard)]
         if self.phase is Phase.TERMINATED:
             said = [Say(f"still running, and killed now: {left}")] if spoken else []
             return [*said, *self._kill(now)]
@@ -284,14 +288,15 @@ class Ending:
         self.status = self.status or 1
         return [Say(f"could not be killed: {left}")]
 
-    def _terminate(self, now: float, *, hush: bool = True) -> list[Action]:
+    def _terminate(self, now: float, *, heard: frozenset[int] = frozenset()) -> list[Action]:
+        """SIGTERM to all that is left; once no worker is left, nobody is heard any more but those."""
         if self.phase in (Phase.TERMINATED, Phase.KILLED):
             return []
         self._enter(Phase.TERMINATED, now + TERMINATED_SECONDS)
         if not self._alive:
             return []
-        hushed = [] if self._workers & self._alive or not hush else [Hush()]
-        return [*hushed, _signal(self._alive, signal.SIGTERM, Reach.SESSION)]
+        hushed = () if self._workers & self._alive else tuple(sorted(self._alive - heard))
+        return [*([Hush(hushed)] if hushed else []), _signal(self._alive, signal.SIGTERM, Reach.SESSION)]
 
     def _kill(self, now: float) -> list[Action]:
         if self.phase is Phase.KILLED:

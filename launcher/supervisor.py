@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import itertools
 import os
 import re
 import secrets
@@ -85,7 +86,7 @@ class Supervisor:
         self._console = Console()
         self._logs: list[LogFile] = []
         self._children: list[Child] = []
-        self._service_streams: list[Stream] = []
+        self._streams: dict[int, tuple[Stream, Stream]] = {}
         self._ending = Ending([])
         self._rest: Sweep | None = None
         self._told: set[Process] = set()
@@ -152,9 +153,7 @@ class Supervisor:
         outputs = child.outputs()
         if outputs is not None:
             label = child.spec.label if self._label_lines else ""
-            streams = self._console.listen(outputs, label, log)
-            if child.spec.role is not Role.WORKER:
-                self._service_streams += streams
+            self._streams[len(self._children) - 1] = self._console.listen(outputs, label, log)
 
     def _start_herald(self, environment: Mapping[str, str]) -> None:
         with contextlib.suppress(OSError):
@@ -242,7 +241,7 @@ class Supervisor:
             elif isinstance(action, EndRest):
                 self._rest = Sweep(self._find_rest, action.kill_at, self._told)
             elif isinstance(action, Hush):
-                for stream in self._service_streams:
+                for stream in itertools.chain(*(self._streams.get(index, ()) for index in action.processes)):
                     stream.hush()
 
     def _find_rest(self) -> dict[Process, int]:

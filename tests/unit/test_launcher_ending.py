@@ -54,10 +54,10 @@ def test_a_job_that_ends_well(ending: Ending) -> None:
 
 
 def test_services_that_stay_are_ended_without_a_word_and_do_not_spoil_the_status(ending: Ending) -> None:
-    """They may say something themselves: that no worker has called init()."""
+    """The scheduler may say something itself: that no worker has called init()."""
     ending.ended(0.0, {FIRST: 0, SECOND: 0})
     assert ending.tick(0.9) == []
-    assert ending.tick(1.0) == [term(SCHEDULER, SERVER)]
+    assert ending.tick(1.0) == [Hush((SERVER,)), term(SCHEDULER, SERVER)]
     assert ending.ended(1.1, {SCHEDULER: -15}) == []
     assert ending.tick(1.9) == []
     assert ending.tick(2.0) == [kill(SERVER)]
@@ -171,7 +171,7 @@ def test_less_time_once_no_worker_is_left(ending: Ending) -> None:
     assert ending.deadline == 1.5
     ending.ended(1.0, {SERVER: 1})
     assert ending.deadline == 1.5
-    assert ending.tick(1.5) == [Hush(), term(SCHEDULER)]
+    assert ending.tick(1.5) == [Hush((SCHEDULER,)), term(SCHEDULER)]
 
 
 def test_a_lone_failure_ends_nothing() -> None:
@@ -189,7 +189,7 @@ def test_a_signal_of_the_terminal_goes_on_to_the_workers(ending: Ending, number:
     assert actions == [Say(f"{number.name}: ending the job"), Signal((FIRST, SECOND), number, Reach.GROUP)]
     assert ending.ended(0.5, {FIRST: -number}) == [Report(FIRST, -number)]
     # The last worker takes the services with it.
-    assert performed(ending.ended(0.6, {SECOND: 0})) == [Hush(), term(SCHEDULER, SERVER)]
+    assert performed(ending.ended(0.6, {SECOND: 0})) == [Hush((SCHEDULER, SERVER)), term(SCHEDULER, SERVER)]
     ending.ended(0.7, {SCHEDULER: -15, SERVER: -15})
     assert (ending.done, ending.status) == (True, 128 + number)
 
@@ -227,7 +227,7 @@ def test_a_signal_in_doubt_settles_it(ending: Ending) -> None:
 
 def test_a_signal_after_the_last_worker(ending: Ending) -> None:
     ending.ended(0.0, {FIRST: 0, SECOND: 0})
-    assert performed(ending.interrupted(0.5, signal.SIGINT)) == [Hush(), term(SCHEDULER, SERVER)]
+    assert performed(ending.interrupted(0.5, signal.SIGINT)) == [Hush((SCHEDULER, SERVER)), term(SCHEDULER, SERVER)]
     assert ending.status == 130
 
 
@@ -244,7 +244,7 @@ def test_workers_have_time_to_save(ending: Ending, number: signal.Signals, statu
     assert ending.ended(11.0, {FIRST: -15}) == [Report(FIRST, -15), term(FIRST)]
     assert ending.ended(28.0, {SECOND: 0}) == [Report(SECOND, 0), term(SECOND), EndRest(30.0)]
     assert (ending.phase, ending.deadline) == (Phase.LEAVING, None)
-    assert ending.rest_ended(29.0) == [Hush(), term(SCHEDULER, SERVER)]
+    assert ending.rest_ended(29.0) == [Hush((SCHEDULER, SERVER)), term(SCHEDULER, SERVER)]
     ending.ended(29.1, {SCHEDULER: 143, SERVER: 143})
     assert (ending.done, ending.status) == (True, status)
 
@@ -265,7 +265,7 @@ def test_after_the_grace_period_workers_are_killed(ending: Ending) -> None:
     actions = ending.tick(20.0)
     assert actions == [Say("still running after 20 s, and killed now: worker 1 (pid 13)"), kill(SECOND)]
     assert performed(ending.ended(20.1, {SECOND: -9}))[-1] == EndRest(20.0)
-    assert performed(ending.rest_ended(20.2)) == [Hush(), term(SCHEDULER, SERVER)]
+    assert performed(ending.rest_ended(20.2)) == [Hush((SCHEDULER, SERVER)), term(SCHEDULER, SERVER)]
     assert ending.status == 143
 
 
