@@ -39,6 +39,8 @@ from byteps_py.role import Role
 
 __all__ = ["Action", "EndRest", "Ending", "Hush", "Phase", "Reach", "Report", "Say", "Signal"]
 
+ABORTED = 1
+"""Exit status of a scheduler whose job was aborted."""
 CLOSING_SECONDS = 1.0
 STOPPING_SECONDS = 3.0
 AFTER_WORKERS_SECONDS = 1.0
@@ -249,7 +251,11 @@ class Ending:
         if self._verdict_at is None or cause is None:
             return []
         self._verdict_at = None
-        return [Say(self._describe(*cause) + (": ending the job" if self._alive else ""))]
+        text = self._describe(*cause)
+        if cause[0] not in self._workers and cause[1] == ABORTED:
+            # A scheduler or server that ends so has told why, and mostly somebody else is at fault.
+            text = "the scheduler or a server gave up, for the reason above"
+        return [Say(text + (": ending the job" if self._alive else ""))]
 
     def _workers_ended(self, now: float) -> list[Action]:
         if self.phase is Phase.RUNNING:

@@ -60,7 +60,7 @@ def _missing_workers(roster: Roster, unjoined: Sequence[Place]) -> str:
         return f"{absent} of {roster.num_worker} {_unit(roster, unjoined)}{which}"
     size = _size_of_the_only_node(roster, unjoined)
     if size is None:
-        return "the first worker"
+        return "the first worker: none has called init() yet"
     node = _only_node(roster)
     missing = (f"worker {local_rank}" for local_rank in range(size) if local_rank not in node)
     absent = size - len(node)

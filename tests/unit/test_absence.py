@@ -70,7 +70,7 @@ class TestOneMachine:
 
     def test_before_the_first_one_nobody_knows_how_many(self) -> None:
         roster = filled([server(9, num_worker=1)], 1)
-        assert describe_missing(roster, []) == "the first worker; servers 1/1"
+        assert describe_missing(roster, []) == "the first worker: none has called init() yet; servers 1/1"
         assert counts(roster) == "workers 0, servers 1/1"
         assert describe_missing(roster, [place(0, 1, 2)]) == (
             "2 of 2 workers: missing worker 0, worker 1; servers 1/1; "

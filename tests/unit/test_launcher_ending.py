@@ -120,12 +120,21 @@ def test_the_first_failure_is_named_reported_and_decides(
     assert not ending.done
 
 
-@pytest.mark.parametrize(("process", "name"), [(SERVER, "server 0 (pid 11)"), (SECOND, "worker 1 (pid 13)")])
-def test_a_doubtful_cause_is_named_after_a_moment(ending: Ending, process: int, name: str) -> None:
-    assert said(ending.ended(1.0, {process: 1})) == ""
+@pytest.mark.parametrize(
+    ("process", "status", "text"),
+    [
+        (SERVER, 1, "the scheduler or a server gave up, for the reason above"),
+        (SCHEDULER, 1, "the scheduler or a server gave up, for the reason above"),
+        (SERVER, 2, "server 0 (pid 11) exited with status 2"),
+        (SECOND, 1, "worker 1 (pid 13) exited with status 1"),
+    ],
+)
+def test_a_doubtful_cause_is_named_after_a_moment(ending: Ending, process: int, status: int, text: str) -> None:
+    """If it is one that has told of the fault of another, as after --start-timeout, it is not named."""
+    assert said(ending.ended(1.0, {process: status})) == ""
     assert ending.deadline == 2.0
-    assert ending.tick(2.0) == [Say(f"{name} exited with status 1: ending the job")]
-    assert (ending.deadline, ending.status) == (4.0, 1)
+    assert ending.tick(2.0) == [Say(f"{text}: ending the job")]
+    assert (ending.deadline, ending.status) == (4.0, status)
 
 
 def test_a_server_that_ends_because_of_a_worker_is_not_named(ending: Ending) -> None:

@@ -192,7 +192,7 @@ class TestRun:
         job = Running(network, dataclasses.replace(SETTINGS, start_timeout=1.0))
         abort = job.peer(SERVER).expect(Abort)
         assert isinstance(abort, Abort)
-        assert "for the first worker; servers 1/1" in abort.reason
+        assert "for the first worker: none has called init() yet; servers 1/1" in abort.reason
         assert "BYTEPS_START_TIMEOUT=1 " in abort.reason
         assert job.end() == 1
 
