@@ -27,6 +27,7 @@ from byteps_py.errors import (
 from byteps_py.kernels import Kernels
 from byteps_py.roles.envelope import Complaints
 from byteps_py.roles.exchange import Exchange
+from byteps_py.roles.farewell import MILLISECONDS
 from byteps_py.roles.goodbye import Goodbye
 from byteps_py.roles.member import SCHEDULER, SchedulerLink, worker_registration
 from byteps_py.roles.pending import Pending, Signal
@@ -93,6 +94,8 @@ class Worker:
         self._welcome: Welcome | None = None
         self._welcomed = Signal()
         self._goodbye: Goodbye | None = None
+        self._is_dying = False
+        self._has_said = threading.Event()
         self._thread = threading.Thread(target=self._run, name="byteps-worker", daemon=True)
 
     def start(self) -> Welcome:
@@ -134,13 +137,7 @@ class Worker:
         staging = None if source is None else tensor.stage(source, self._kernels, threads)
         pending = Pending(spec, output)
         started = TensorOperation(
-            tensor,
-            pending,
-            operation=operation,
-            root=root,
-            priority=priority,
-            step=step,
-            staging=staging,
+            tensor, pending, operation=operation, root=root, priority=priority, step=step, staging=staging
         )
         self._post(lambda now: self._submit(now, started))
         return pending
@@ -181,10 +178,11 @@ class Worker:
             raise self._ended.with_traceback(None)
 
     def say_goodbye(self, failure: str) -> None:
-        """Tell the others what this process dies of, as :meth:`close`, and return when they know."""
+        """Tell the others which signal this process dies of and return when they know; nobody wakes up for that."""
+        self._is_dying = True
         self._commands.append(lambda now: self._begin_close(now, failure))
         self._endpoint.wake()
-        self._thread.join()
+        self._has_said.wait()
 
     # From here on, everything runs on the worker's thread, except _tensor and _post.
 
@@ -220,6 +218,10 @@ class Worker:
             error = JobAborted(f"the worker thread failed: {raised!r}; please report this with the lines above")
             self._tell(f"failed: {raised!r}")
         finally:
+            self._has_said.set()
+            if self._is_dying:  # and dead before this is over, unless the program has a handler by now
+                time.sleep(2 * MILLISECONDS / 1000)
+                error = JobAborted("this process was told to end (SIGTERM)")
             self._end(error)
 
     def _tell(self, failure: str) -> None:
@@ -389,12 +391,8 @@ class Worker:
                 operation.pending.fail(error)
         if self._requests is not None:
             self._requests.fail(error)
-        self._drain()
+        while self._commands:  # nobody will perform them any more, which they tell their callers
+            self._commands.popleft()(time.monotonic())
         self._endpoint.close()
         if self._goodbye is None and self._welcome is not None:
             self._on_abort(error)
-
-    def _drain(self) -> None:
-        """Commands that nobody will perform any more tell their callers so."""
-        while self._commands:
-            self._commands.popleft()(time.monotonic())

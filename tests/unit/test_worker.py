@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -356,6 +357,37 @@ def test_a_failing_worker_tells_what_it_dies_of(stage: Stage) -> None:
     stage.tell(Abort("worker 0 failed"))
     closing.join(10)
     assert not closing.is_alive()
+
+
+def test_a_process_that_dies_of_a_signal_wakes_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    dies, woken = threading.Event(), threading.Event()
+    stage = Stage()
+    stage.join()
+    pending = stage.submit(1, 2, 3)
+    stage.control(Declare)
+
+    def sleep(seconds: float) -> None:
+        dies.set()
+        woken.wait(10)
+
+    clock = SimpleNamespace(monotonic=time.monotonic, time=time.time, sleep=sleep)
+    monkeypatch.setattr("byteps_py.roles.worker.time", clock)
+    saying = threading.Thread(target=stage.worker.say_goodbye, args=("was terminated by SIGTERM",))
+    saying.start()
+    assert stage.control(Bye) == Bye("was terminated by SIGTERM")
+    stage.tell(Left(0))
+    saying.join(10)
+    assert not saying.is_alive()
+    assert dies.wait(10)
+    assert not pending.done()
+    later = stage.submit(1, 2, 3)
+    assert not later.done()
+    woken.set()  # it lives on all the same
+    for each in (pending, later):
+        fails(each.wait, JobAborted, re.escape("this process was told to end (SIGTERM)"))
+    assert stage.aborts == []
+    stage.worker._thread.join(10)
+    stage.worker.say_goodbye("again")
 
 
 def test_a_goodbye_without_an_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
