@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from byteps_py.launcher.processes import module_command
 from tests.helpers.jobs import free_port
 from tests.helpers.launches import FOR_EVER, JOIN, PYTHON, SLEEP, TRAIN, Launch, launches, running, still_there, until
 
@@ -433,12 +434,20 @@ def test_the_status_and_the_name_are_those_of_the_worker_that_failed(
 
 def test_services_do_not_import_from_the_working_folder(tmp_path: Path, launch: Callable[..., Launch]) -> None:
     (tmp_path / "0").mkdir()
-    for name in ("queue", "types", "contextlib", "warnings", "operator", "keyword", "signal"):
-        (tmp_path / "0" / f"{name}.py").write_text("raise RuntimeError('imported from the working folder')")
+    (tmp_path / "0" / "queue.py").write_text("raise RuntimeError('imported from the working folder')")
     body = "import sys; sys.path[:1] = []; import byteps_py as bps; bps.init(); print(bps.push_pull([1.0], 'x'))"
     job = launch("-n", "2", "-s", "1", "--", PYTHON, "-P" if sys.version_info >= (3, 11) else "-u", "-c", body)
     assert job.wait() == 0, job.err
     assert "working folder" not in job.err
+
+
+def test_modules_that_python_itself_needs_are_not_taken_from_the_working_folder(tmp_path: Path) -> None:
+    for name in ("types", "contextlib", "warnings", "operator", "keyword", "signal"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('imported from the working folder')")
+    run = subprocess.run(
+        module_command("byteps_py", "--version"), cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 def test_a_killed_launcher_is_named(launch: Callable[..., Launch]) -> None:
