@@ -123,9 +123,9 @@ def choose(found: Iterable[Interpreter]) -> dict[str, Interpreter]:
 
 
 def lowest(requirement: str) -> str | None:
-    """``numpy==1.23.5`` for ``numpy>=1.23.5``; None for what only optional parts need, other than the tests."""
+    """``numpy==1.23.5`` for ``numpy>=1.23.5``; None for what only optional parts need."""
     parsed = Requirement(requirement)
-    if parsed.marker is not None and not parsed.marker.evaluate({"extra": "test"}):
+    if parsed.marker is not None:
         return None
     (bound,) = (each.version for each in parsed.specifier if each.operator == ">=")
     return f"{parsed.name}=={bound}"
@@ -176,14 +176,14 @@ class Runs:
 
     def _environment(self, python: Interpreter, folder: Path, *, oldest: bool) -> Path:
         """Its folder; the wheel in it is always the one just built."""
-        requirements = [lowest(each) for each in _requirements(self.wheel)] if oldest else [f"{self.wheel}[test]"]
+        pins = [lowest(each) for each in _requirements(self.wheel)] if oldest else []
         state = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + repr(python).encode()).hexdigest()
         stamp = folder / "made-from"
         target = ("--python", str(folder / "bin" / "python"))
         if not stamp.exists() or stamp.read_text(encoding="utf-8") != state:
             shutil.rmtree(folder, ignore_errors=True)
             subprocess.run([python.path, "-m", "venv", "--without-pip", str(folder)], check=True)
-            _pip(*target, "install", *(each for each in requirements if each is not None))
+            _pip(*target, "install", f"{self.wheel}[test]", *(each for each in pins if each is not None))
             stamp.write_text(state, encoding="utf-8")
         _pip(*target, "install", "--force-reinstall", "--no-deps", str(self.wheel))
         return folder
