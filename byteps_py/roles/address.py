@@ -22,10 +22,10 @@ from typing import Final, NamedTuple
 import psutil
 
 from byteps_py.errors import SettingsError
-from byteps_py.settings import JobSettings
+from byteps_py.settings import JobSettings, ServerSettings
 from byteps_py.transport.resolve import address_towards, is_local, is_loopback, is_numeric, wait_until_resolved
 
-__all__ = ["OwnAddress", "check_interface", "interface_addresses", "listening_ports", "own_address"]
+__all__ = ["OwnAddress", "check_interface", "check_port", "interface_addresses", "listening_ports", "own_address"]
 
 _FAMILIES: Final = {4: "IPv4", 6: "IPv6"}
 
@@ -119,12 +119,43 @@ def choose_by_route(root_uri: str, targets: Sequence[str], towards: str | None) 
     return OwnAddress(towards, f"from which the scheduler at {root_uri} is reached")
 
 
+def check_port(settings: ServerSettings, host: str, port: int, log: logging.Logger) -> None:
+    """A server that came first to the scheduler's address and port would take itself for the scheduler.
+
+    Args:
+        settings: of the server.
+        host: its own address.
+        port: at which it is to listen, or does.
+        log: told if a name has to be waited for.
+
+    Raises:
+        SettingsError: it would be so.
+        TransportError: a name is not known within ``BYTEPS_START_TIMEOUT``.
+    """
+    if port != settings.root_port or not _is_scheduler_address(settings, host, log):
+        return
+    what = f"port {port}, the first that is free,"
+    if settings.port:
+        what = f"DMLC_PORT={port}"
+    elif settings.port_range is not None:
+        what = "BYTEPS_PORT_RANGE={}-{}: the only free port, {},".format(*settings.port_range, port)
+    raise SettingsError(f"{what} is the scheduler's port (DMLC_PS_ROOT_PORT) on this machine: choose another")
+
+
 def listening_ports(settings: JobSettings) -> tuple[int, ...]:
     """``BYTEPS_PORT_RANGE`` as candidates for a server, that of the scheduler last: it may live on this machine."""
     if settings.port_range is None:
         return ()
     low, high = settings.port_range
     return tuple(sorted(range(low, high + 1), key=lambda port: port == settings.root_port))
+
+
+def _is_scheduler_address(settings: JobSettings, host: str, log: logging.Logger) -> bool:
+    """Whether who listens at ``host`` can be reached at the scheduler's address."""
+    there = wait_until_resolved(settings.root_uri, settings.root_port, settings.start_timeout, log)
+    here = wait_until_resolved(host, settings.root_port, settings.start_timeout, log)
+    everywhere = not any(is_local(each) for each in here)  # as listening.py does it
+    return any(is_local(each) and (everywhere or each in here) for each in there)
 
 
 def _look_up(name: str, interfaces: Interfaces) -> None:

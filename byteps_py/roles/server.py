@@ -17,7 +17,7 @@ from typing import Final
 from byteps_py import kernels
 from byteps_py.core.aggregation import Accept, Action, Aggregation, Contribution, Reject, Reply, Sum
 from byteps_py.errors import BytePSError, RemoteProtocolError, SettingsError
-from byteps_py.roles.address import listening_ports, own_address
+from byteps_py.roles.address import check_port, listening_ports, own_address
 from byteps_py.roles.engine import Engine
 from byteps_py.roles.envelope import Complaints, Envelope, asks_to_join, open_frames
 from byteps_py.roles.member import SCHEDULER, SchedulerLink, worker_identity
@@ -61,7 +61,7 @@ def run(settings: ServerSettings, endpoint: Endpoint | None = None) -> int:
         SIGTERM.
 
     Raises:
-        SettingsError: ``DMLC_INTERFACE`` gives no address.
+        SettingsError: ``DMLC_INTERFACE`` gives no address, or the port is the scheduler's.
         TransportError: the limit of open files is too low.
     """
     incarnation = secrets.randbits(64)
@@ -97,8 +97,10 @@ class Server:
         self._endpoint = endpoint
         self._incarnation = incarnation
         host, reason = own_address(settings, _log)
+        check_port(settings, host, settings.port, _log)
         address = endpoint.listen(tcp_address(host, settings.port), listening_ports(settings))
-        port = address.rpartition(":")[2]
+        port = int(address.rpartition(":")[2])
+        check_port(settings, host, port, _log)
         register = Register(
             version=package_version(),
             job_id=settings.job_id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from typing import Any
 
 import pytest
 
@@ -12,13 +13,14 @@ from byteps_py.roles import address as module
 from byteps_py.roles.address import (
     OwnAddress,
     check_interface,
+    check_port,
     choose_by_route,
     choose_of_interface,
     interface_addresses,
     listening_ports,
     own_address,
 )
-from byteps_py.settings import JobSettings
+from byteps_py.settings import JobSettings, ServerSettings
 
 LOG = logging.getLogger("byteps_py.test")
 SETTINGS = JobSettings(num_worker=2, num_server=1, root_uri="10.0.0.1", root_port=9000)
@@ -169,3 +171,42 @@ def test_the_interfaces_of_this_machine() -> None:
 def test_ports_of_a_range_with_that_of_the_scheduler_last() -> None:
     assert listening_ports(SETTINGS) == ()
     assert listening_ports(dataclasses.replace(SETTINGS, port_range=(8999, 9002))) == (8999, 9001, 9002, 9000)
+
+
+class TestThePortOfTheScheduler:
+    def check(self, host: str, root_uri: str, bound: int = 9000, **changed: Any) -> None:
+        settings = ServerSettings(num_worker=2, num_server=1, root_uri=root_uri, root_port=9000, **changed)
+        check_port(settings, host, bound, LOG)
+
+    @pytest.mark.parametrize(("host", "root_uri"), [("127.0.0.1", "localhost"), ("localhost", "127.0.0.1")])
+    def test_at_the_same_address_it_is_refused(self, host: str, root_uri: str) -> None:
+        with pytest.raises(SettingsError) as caught:
+            self.check(host, root_uri)
+        assert str(caught.value).endswith("is the scheduler's port (DMLC_PS_ROOT_PORT) on this machine: choose another")
+
+    @pytest.mark.parametrize(
+        ("changed", "words"),
+        [
+            ({"port": 9000}, "DMLC_PORT=9000 is the scheduler's"),
+            ({"port_range": (9000, 9002)}, "BYTEPS_PORT_RANGE=9000-9002: the only free port, 9000, is the scheduler's"),
+            ({}, "port 9000, the first that is free, is the scheduler's"),
+        ],
+    )
+    def test_the_message_says_where_it_is_from(self, changed: dict[str, Any], words: str) -> None:
+        with pytest.raises(SettingsError) as caught:
+            self.check("127.0.0.1", "127.0.0.1", **changed)
+        assert str(caught.value).startswith(words)
+
+    def test_who_listens_everywhere_does_so_at_the_address_of_the_scheduler(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "is_local", lambda address: address == "127.0.0.1")
+        with pytest.raises(SettingsError, match="is the scheduler's port"):
+            self.check("192.0.2.1", "127.0.0.1")
+
+    def test_at_another_address_or_machine_it_will_do(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.check("127.0.0.1", "127.0.0.1", bound=9001)
+        self.check("127.0.0.1", "127.0.0.2")
+        monkeypatch.setattr(module, "is_local", lambda address: address == "127.0.0.1")
+        self.check("127.0.0.1", "192.0.2.1")
+        self.check("192.0.2.1", "192.0.2.1")  # another machine behind the same NAT

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from byteps_py.errors import JobAborted
+from byteps_py.errors import JobAborted, SettingsError
 from byteps_py.roles.envelope import Envelope, open_frames
 from byteps_py.roles.member import worker_identity
 from byteps_py.roles.server import Server
@@ -230,3 +231,13 @@ def test_a_process_that_takes_it_for_the_scheduler_is_told(stage: Stage, welcome
         "a server of a job listens there, whose scheduler is at 127.0.0.1:9: check DMLC_PS_ROOT_URI and "
         "DMLC_PS_ROOT_PORT"
     )
+
+
+@pytest.mark.parametrize("changed", [{"port": 9}, {"port_range": (9, 9)}])
+def test_the_port_of_the_scheduler_is_not_listened_at(
+    changed: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = LoopbackNetwork().endpoint(b"me")
+    monkeypatch.setattr(endpoint, "listen", lambda address, ports: "tcp://127.0.0.1:9")
+    with pytest.raises(SettingsError, match="is the scheduler's port"):
+        Server(dataclasses.replace(SETTINGS, **changed), endpoint, 600, 0.0)  # type: ignore[arg-type]
