@@ -140,6 +140,7 @@ class Ending:
         self._grace_ends = 0.0
         self._signalled_at: float | None = None
         self._given_up = False
+        self._workers_ended_well = False
         self.phase = Phase.RUNNING
         self.status = 0
         """The exit status of the launch, as it stands."""
@@ -229,6 +230,11 @@ class Ending:
             if self.phase is Phase.RUNNING and index in self._workers:
                 self._left_well[index] = now + LEFT_WELL_SECONDS
             return []
+        if self._workers_ended_well and index in self._schedulers and status == ABORTED:
+            # A worker's process may hide its end, such as a shell whose last command is `echo done`.
+            self.status = self.status or ABORTED
+            text = "the job was aborted, although its workers have ended with status 0"
+            return [Say(f"{self._describe(index, status)}: {text}")]
         if self.phase is Phase.CLOSING:
             return [Say(f"warning: {self._describe(index, status)} after all workers had ended well")]
         is_told = index in self._workers or self.phase in (Phase.RUNNING, Phase.STOPPING)
@@ -259,6 +265,7 @@ class Ending:
 
     def _workers_ended(self, now: float) -> list[Action]:
         if self.phase is Phase.RUNNING:
+            self._workers_ended_well = True
             self._enter(Phase.CLOSING, now + CLOSING_SECONDS)
             late, self._left_well = self._left_well, {}
             return [Report(index, 0) for index in late]
