@@ -73,7 +73,7 @@ class Launches:
         self._launches: dict[bytes, _Launch] = {}  # by the peer that vouches
         self._ended: dict[NodeKey, set[int]] = {}
         self._sizes: dict[NodeKey, int] = {}
-        self._failure: tuple[float, str] | None = None
+        self._absent: dict[tuple[NodeKey, int] | None, tuple[float, str]] = {}  # since when, and why; by place
         self._doubts: dict[bytes, str] = {}
         self._mentioned: set[ProcessInfo] = set()
 
@@ -150,10 +150,11 @@ class Launches:
 
     def failure(self, now: float) -> str | None:
         """Why the job cannot become complete any more."""
-        if self._failure is None:
-            return None
-        since, text = self._failure
-        return text if self._roster.has_workers or now - since >= HOLD_SECONDS else None
+        for place, (since, text) in self._absent.items():
+            has_come = place is not None and self._roster.is_taken(*place)  # by another process than the one that ended
+            if not has_come and (self._roster.has_workers or now - since >= HOLD_SECONDS):
+                return text
+        return None
 
     def _outsider_ended(self, now: float, message: ChildEnded, *, is_complete: bool) -> Verdict:
         """Before the start it would be waited for in vain; later, or if it was refused, nobody needs it."""
@@ -169,8 +170,12 @@ class Launches:
         if self._nobody_came():
             text = "every worker has ended with status 0 and none of them ever called init(): there is nothing to do"
             return Verdict(text, reason=text)
-        if self._failure is None:
-            self._failure = (now, what if message.local_rank is None else f"{what}: does the script call init()?")
+        place, why = None, what
+        if message.local_rank is not None:
+            place = (node_key(message.worker_id, message.launch_id), message.local_rank)
+            why += ": does the script call init()?"
+        if len(self._absent) < _MOST:
+            self._absent.setdefault(place, (now, why))
         return Verdict(what)
 
     def _ended_well(self, message: ChildEnded) -> None:

@@ -181,6 +181,21 @@ class TestAnOutsiderEnded:
         assert verdict == Verdict(text)
         assert desk.launches.failure(0.0) == f"{text}: does the script call init()?"
 
+    def test_whose_place_is_taken_after_all(self) -> None:
+        """The command was a shell that had put the worker into the background."""
+        desk = Desk()
+        for local_rank in (0, 1):
+            place = {"worker_id": 1, "local_rank": local_rank, "local_size": 2}
+            desk.ended(0.0, process(50 + local_rank), 0, launch_id="x", **place)
+        desk.join(worker(70, worker_id=1, local_rank=0, local_size=2, launch_id="x"))
+        text = desk.launches.failure(0.0)
+        assert text is not None
+        assert "(pid 51 on host-a) ended with status 0" in text
+        desk.join(worker(71, worker_id=1, local_rank=1, local_size=2, launch_id="x"))
+        assert desk.launches.failure(HOLD_SECONDS) is None
+        desk.roster.remove(worker(70, worker_id=1, local_rank=0, local_size=2, launch_id="x").peer)
+        assert "(pid 50 on host-a)" in (desk.launches.failure(HOLD_SECONDS) or "")
+
     def test_without_an_error_while_nobody_waits(self) -> None:
         desk = Desk(server(9))
         desk.ended(10.0, SHELL, 0, launch_id="x", worker_id=1, local_rank=0)
