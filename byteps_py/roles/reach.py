@@ -16,6 +16,10 @@ slow       as asked, and a new connection can be made: the answer   anything is 
            takes its time, or the server is stopped, of which the   every ten seconds
            scheduler will know
 =========  =======================================================  ==================================================
+
+A look holds up the worker's thread, for two seconds at most if there is no answer at all.  That is on purpose: the
+endpoint belongs to that thread, only a worker that waits in vain looks, and the heartbeats that come two seconds later
+are early enough for any usual lost timeout.
 """
 
 from __future__ import annotations
