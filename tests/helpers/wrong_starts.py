@@ -123,10 +123,11 @@ def play(row: WrongStart, folder: Path, output: Path) -> Seen:
 
 
 def _free_ports(count: int) -> list[str]:
+    """In ascending order, as the document's are: some rows have a range of them."""
     found: set[int] = set()
     while len(found) < count:
         found.add(free_port())
-    return [str(port) for port in found]
+    return [str(port) for port in sorted(found)]
 
 
 def _code(cell: str) -> list[str]:
