@@ -45,6 +45,8 @@ HEARTBEAT_INTERVAL: Final = 1.0
 """Seconds between two signs of life."""
 _REPORT_INTERVAL: Final = 10.0
 _REGISTER_INTERVAL: Final = 5.0
+_LAUNCHED_SECONDS: Final = 30.0
+"""How long a worker without a limit looks for a scheduler that its own launcher has started before it."""
 
 
 class SchedulerLink:
@@ -162,6 +164,11 @@ class SchedulerLink:
                 f"no scheduler answered at {self._address} within {waited:.0f} s (BYTEPS_START_TIMEOUT)"
                 f"{self._diagnosis()}: check that it runs, that DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT are the same "
                 "everywhere, and the firewall"
+            )
+        if not limit and waited > _LAUNCHED_SECONDS and self._register.launch_id and self._register.num_worker == 1:
+            raise TransportTimeout(
+                f"no scheduler answered at {self._address} within {waited:.0f} s{self._diagnosis()}: the job of this "
+                "launch has ended before; a launch is one job, so init() is for one program in it"
             )
         if now >= self._report_due:
             self._report_due = now + _REPORT_INTERVAL

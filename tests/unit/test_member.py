@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from byteps_py.errors import JobAborted, JobRefused, RemoteProtocolError, TransportTimeout
@@ -49,13 +50,14 @@ WELCOME = Welcome(job=1, epoch=1, rank=0, participants=(), servers=())
 class Pair:
     """A link and the endpoint that stands for its scheduler."""
 
-    def __init__(self, **changed: float) -> None:
+    def __init__(self, launch_id: str = "", **changed: float) -> None:
         network = LoopbackNetwork()
         self.scheduler = network.endpoint(b"s")
         self.scheduler.listen("tcp://127.0.0.1:9")
         settings = dataclasses.replace(SETTINGS, **changed)  # type: ignore[arg-type]
         log = logging.getLogger("byteps_py.test")
-        self.link = SchedulerLink(network.endpoint(b"m"), settings, REGISTER, log, 100.0)
+        register = msgspec.structs.replace(REGISTER, launch_id=launch_id)
+        self.link = SchedulerLink(network.endpoint(b"m"), settings, register, log, 100.0)
 
     def sent(self) -> list[ControlMessage]:
         return [decode_control(each.frames[0]) for each in self.scheduler.receive(0)]
@@ -158,6 +160,13 @@ def test_no_limit_for_the_start() -> None:
     pair = Pair(start_timeout=0)
     for now in range(100, 10_000, 100):
         pair.link.tick(now)
+
+
+def test_a_second_program_of_a_launch_whose_job_has_ended_does_not_wait_for_ever() -> None:
+    pair = Pair(launch_id="x", start_timeout=0)
+    pair.link.tick(130.0)
+    with pytest.raises(TransportTimeout, match="a launch is one job"):
+        pair.link.tick(131.0)
 
 
 def test_what_the_role_learns_of_a_barrier(caplog: pytest.LogCaptureFixture) -> None:
