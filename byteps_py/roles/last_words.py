@@ -55,7 +55,7 @@ def watch(*, launched: bool) -> None:
         _cause[:] = ["failed: " + "".join(traceback.format_exception_only(kind, error)).strip()]
         if isinstance(error, SettingsError):
             _say(error.problems)
-            exit_now(2)
+            sys.exit(2)  # as the program's own: its exit handlers run, and its threads come to their end
         elif any(error is each for each in _failed_start):
             _say(str(error).splitlines())
         elif previous is not sys.__excepthook__:

@@ -33,6 +33,17 @@ def test_wrong_settings_are_their_problems() -> None:
     assert (result.returncode, result.stderr) == (2, "byteps_py: one\nbyteps_py: two\n")
 
 
+def test_wrong_settings_leave_the_program_its_exit() -> None:
+    body = (
+        "import threading\n"
+        "threading.Thread(target=lambda: (threading.main_thread().join(), print('saved'))).start()\n"
+        "raise SettingsError('one')"
+    )
+    result = run(body)
+    assert (result.returncode, result.stderr) == (2, "byteps_py: one\n")
+    assert result.stdout == "saved\nfailed: byteps_py.errors.SettingsError: one\n"
+
+
 def test_an_error_of_the_start_is_its_text() -> None:
     result = run("error = JobRefused('not you')\nlast_words.note_failed_start(error)\nraise error")
     assert (result.returncode, result.stderr) == (1, "byteps_py: not you\n")
