@@ -38,7 +38,8 @@ def test_what_differs_from_the_present_environment_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["DMLC_ROLE", "BYTEPS_LOCAL_SIZE", "PS_VERBOSE", "OMP_NUM_THREADS", *module._JOB_NAMES, "HOME", "XPS_A"]
+    "name",
+    ["DMLC_ROLE", "BYTEPS_LOCAL_SIZE", "PS_VERBOSE", "OMP_NUM_THREADS", *sorted(module._JOB_NAMES), "HOME", "XPS_A"],
 )
 def test_what_makes_up_a_job_is_shown_although_the_launcher_has_it_too(name: str) -> None:
     shown = "" if name in ("HOME", "XPS_A") else f"    {name}=1 \\\n"
