@@ -335,7 +335,9 @@ def _join(settings: WorkerSettings) -> Session:
     chosen = kernels.select(settings.kernels)
     incarnation = secrets.randbits(64)
     endpoint = log_messages(ZmqEndpoint(worker_identity(incarnation), MAX_PARTITION_BYTES), _log)
-    worker = Worker(settings, endpoint, incarnation, chosen, last_words.end_soon)
+    worker = Worker(
+        settings, endpoint, incarnation, chosen, lambda error: last_words.end_soon(error, settings.grace_period)
+    )
     farewell = Farewell(worker.say_goodbye)
     try:
         welcome = worker.start()

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -78,9 +79,16 @@ def cause() -> str:
     return _cause[0] if _cause else ""
 
 
-def end_soon(reason: BaseException) -> None:
-    """The job is over before its time: say why, and make sure that this process does not outlive it for long."""
-    watchdog = threading.Timer(_EXIT_GRACE_SECONDS, exit_now)
+def end_soon(reason: BaseException, grace_period: float = 0.0) -> None:
+    """The job is over before its time: say why, and make sure that this process does not outlive it for long.
+
+    Args:
+        reason: as the scheduler says it.
+        grace_period: seconds that this process has if the reason is a SIGTERM. It may well have got one too, and be
+            saving at this moment, while another worker had nothing to save and is gone.
+    """
+    is_terminated = signal.SIGTERM.name in str(reason)
+    watchdog = threading.Timer(max(_EXIT_GRACE_SECONDS, grace_period * is_terminated), exit_now)
     watchdog.daemon = True
     with contextlib.suppress(RuntimeError):  # it is exiting already: from Python 3.12 on no thread can be started then
         watchdog.start()

@@ -72,6 +72,20 @@ def test_workers_have_the_grace_period_to_save(
     assert launched.processes() == {}
 
 
+def test_who_saves_is_not_ended_because_of_who_has_nothing_to_save(
+    tmp_path: Path, launch: Callable[..., Launch]
+) -> None:
+    """The others die of the signal at once, which ends the job, long before the first has saved."""
+    only_first = SAVE.replace("signal.signal(", "if os.environ['BYTEPS_LOCAL_RANK'] == '0': signal.signal(")
+    (tmp_path / "save.py").write_text(only_first)
+    launched = launch("-n", "2", "-s", "1", "--", PYTHON, str(tmp_path / "save.py"), "6")
+    running(launched)
+    launched.signal(signal.SIGTERM)
+    assert launched.wait() == 143
+    assert launched.out.count("saved") == 1
+    assert launched.processes() == {}
+
+
 def test_what_a_shell_leaves_behind_has_the_grace_period_too(tmp_path: Path, launch: Callable[..., Launch]) -> None:
     """bash ends at SIGTERM without a word to the program that it runs."""
     words = ("-n", "2", "-s", "1", "--", "bash", script(tmp_path, f"{PYTHON} save.py 2"))
