@@ -136,7 +136,8 @@ class TestNeverBuilt:
     def test_importing_it_says_so_in_one_sentence(self, tmp_path: Path) -> None:
         source = copy_sources(tmp_path / "source")
         _, errors = _run(sys.executable, "-c", "import byteps_py", cwd=source)
-        (line,) = errors.splitlines()
+        line, *source_line = errors.splitlines()
+        assert source_line in ([], ["  import byteps_py"])  # which Python 3.13 shows of -c, too
         assert "whose C extension was never built: run `pip install -e .` in it" in line
 
     def test_it_runs_on_the_reference_kernels(self, tmp_path: Path) -> None:
