@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,8 +31,12 @@ class LogFile:
         self._complain: Callable[[str], None] | None = complain
         with contextlib.suppress(FileExistsError):
             path.parent.mkdir(parents=True)
-        # Appending, so that somebody else may empty the file meanwhile.
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        # Appending, so that somebody else may empty the file meanwhile; without waiting for the reader of a pipe.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+        self._fd = os.open(path, flags, 0o666)
+        if stat.S_ISFIFO(os.fstat(self._fd).st_mode):
+            os.close(self._fd)
+            raise OSError(errno.EINVAL, "it is a pipe, whose reader the job would have to wait for", str(path))
 
     def write(self, data: bytes) -> None:
         """Add what a process has printed."""

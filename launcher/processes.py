@@ -11,6 +11,7 @@ it was started, which proves to the scheduler who it was.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import shutil
@@ -98,16 +99,20 @@ class Child:
                 os.sched_setaffinity(0, spec.cores)
 
         # The launcher has one thread, so the function that runs between fork and exec is safe.
-        self._process = subprocess.Popen(
-            spec.argv,
-            env=spec.environment,
-            bufsize=0,
-            stdin=None if spec.read_stdin else subprocess.DEVNULL,
-            stdout=subprocess.PIPE if capture else None,
-            stderr=subprocess.PIPE if capture else None,
-            start_new_session=True,
-            preexec_fn=prepare,  # noqa: PLW1509
-        )
+        try:
+            self._process = subprocess.Popen(
+                spec.argv,
+                env=spec.environment,
+                bufsize=0,
+                stdin=None if spec.read_stdin else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if capture else None,
+                stderr=subprocess.PIPE if capture else None,
+                start_new_session=True,
+                preexec_fn=prepare,  # noqa: PLW1509
+            )
+        except subprocess.SubprocessError as error:  # what the function raises is not passed on
+            reason = "the launcher's guard is gone, or the cores of the process are not there any more"
+            raise OSError(errno.EPERM, reason) from error
 
     @property
     def pid(self) -> int:

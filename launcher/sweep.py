@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import time
@@ -36,6 +37,8 @@ ROUND_SECONDS = 0.1
 """Between two rounds."""
 GRACE_SECONDS = 3.0
 """What the guard leaves between SIGTERM and SIGKILL."""
+STOP_SECONDS = 1.0
+"""How long it is tried to stop everyone at once."""
 STUBBORN_SECONDS = 5.0
 """After SIGKILL for this long, what is left cannot be killed."""
 
@@ -175,10 +178,12 @@ class Sweep:
 def stop(find: Callable[[], dict[Process, int]], others: Collection[Process] = ()) -> set[Process]:
     """Stop everyone but ``others``, until a look shows nobody new; returns who was stopped.
 
-    It may take a moment until they have taken notice: see :func:`are_stopped`.
+    It may take a moment until they have taken notice: see :func:`are_stopped`.  What belongs to another user cannot be
+    stopped, and may start new processes for ever, so this has an end.
     """
     stopped: set[Process] = set()
-    while found := find().keys() - stopped - set(others):
+    deadline = time.monotonic() + STOP_SECONDS
+    while time.monotonic() < deadline and (found := find().keys() - stopped - set(others)):
         send(found, signal.SIGSTOP)
         stopped |= found
     return stopped
@@ -249,8 +254,12 @@ def _guard() -> None:
 
 
 def _say(text: str) -> None:
+    """Say it if somebody listens: a pipe that is full and that nobody reads must not keep the guard from its work."""
+    poll = select.poll()
     with contextlib.suppress(OSError):
-        os.write(2, f"{text}\n".encode())
+        poll.register(2, select.POLLOUT)
+        if poll.poll(0):
+            os.write(2, f"{text}\n".encode())
 
 
 if __name__ == "__main__":

@@ -123,6 +123,7 @@ class Screen:
     def _after_error(self, line: bytes, text: bytes) -> bytes:
         if not text:
             self._blanks.append(line)
+            self._size += len(line)
             return b""
         if _CHAIN.match(text) or text[:1].isspace():
             self._state = _State.INSIDE

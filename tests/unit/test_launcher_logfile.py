@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,14 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError):
         LogFile(tmp_path / "file" / "worker-0.log", print)
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_pipe_in_its_place_is_refused_without_waiting(tmp_path: Path, read: bool) -> None:
+    path = tmp_path / "worker-0.log"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if read else None
+    with pytest.raises(OSError, match="pipe" if read else "No such device"):
+        LogFile(path, print)
+    if reader is not None:
+        os.close(reader)

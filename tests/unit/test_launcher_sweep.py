@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Collection
@@ -224,3 +225,10 @@ def test_signals_go_to_the_process_that_was_meant(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sweep, "read_started", {20: 500, 21: 999}.get)
     sweep.send([A, B], signal.SIGTERM)
     assert sent == [(20, signal.SIGTERM)]
+
+
+def test_stopping_has_an_end_where_somebody_always_starts_something_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    pids = itertools.count(1)
+    monkeypatch.setattr(sweep, "send", lambda processes, number: None)
+    monkeypatch.setattr(sweep, "STOP_SECONDS", 0.05)
+    assert sweep.stop(lambda: {Process(next(pids), 1): 0})
