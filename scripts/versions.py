@@ -200,11 +200,13 @@ class Runs:
         command += ["--rootdir", str(self.tree), "-o", f"pythonpath={self._folder / 'modules'}", "-q"]
         command += ["-m", "not slow", "-n", "4", *self._arguments, str(self.tree / "tests")]
         command += [f"--ignore={self.tree / 'tests' / each}" for each in _NOT_THERE]
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        environ["PYTHONWARNINGS"] = "error"  # for the processes that the tests start
         try:
             done = subprocess.run(
                 command,
                 cwd=self._folder / "empty",
-                env={name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
+                env=environ,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -92,7 +92,10 @@ def test_a_full_disk_does_not_stop_the_job(tmp_path: Path, launch: Callable[...,
 def test_an_output_that_cannot_be_written_gives_a_status_and_not_more(
     tmp_path: Path, launch: Callable[..., Launch]
 ) -> None:
-    code = JOIN + "import os; [print('line', i, flush=True) for i in range(100)]; open('done' + str(os.getpid()), 'w')"
+    code = (
+        JOIN
+        + "import os; [print('line', i, flush=True) for i in range(100)]; open('done' + str(os.getpid()), 'w').close()"
+    )
     with open("/dev/full", "wb") as full:
         launched = launch("-n", "2", "--", PYTHON, "-c", code, stdout=full.fileno())
         assert launched.wait() == 1
