@@ -110,7 +110,7 @@ class Job:
         """What a process has printed so far, both streams."""
         return (self.folder / name).read_text(errors="replace")
 
-    def wait_for(self, name: str, text: str, timeout: float = 30.0) -> None:
+    def wait_for(self, name: str, text: str, timeout: float = 60.0) -> None:
         """Wait until a process has printed ``text``."""
         deadline = time.monotonic() + timeout
         while text not in self.output(name):
@@ -122,7 +122,7 @@ class Job:
         self.processes[name].send_signal(signal.SIGKILL)
         self.processes[name].wait(10)
 
-    def wait(self, timeout: float = 30.0) -> dict[str, int]:
+    def wait(self, timeout: float = 60.0) -> dict[str, int]:
         """Exit status of every process; all must end within ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         for name, process in self.processes.items():
