@@ -27,7 +27,7 @@ def _run(*command: str | Path, cwd: Path, path: Path | None = None, **environmen
         env=inherited | environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, f"{command} exited with {done.returncode}:\n{done.stdout}\n{done.stderr}"
@@ -62,7 +62,7 @@ def _environment(folder: Path) -> Path:
     return python
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 class TestInstalled:
     def test_a_job_runs_outside_the_source_tree(self, installed: Path, tmp_path: Path) -> None:
         command = ("bpslaunch", "-n", "2", "-s", "1", "--", "python", "-c", _PUSH_PULL)
@@ -109,7 +109,7 @@ class TestInstalled:
         assert " 0.1.0\n" in _run(installed / command, "--version", cwd=tmp_path)[0]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 class TestEditable:
     def test_a_folder_of_the_same_name_is_not_taken_for_the_package(self, tmp_path: Path) -> None:
         """The reader stands beside the clone, and setuptools' own way would find its folder first."""
