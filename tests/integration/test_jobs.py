@@ -163,7 +163,7 @@ def test_a_worker_that_is_busy_elsewhere_ends_too(tmp_path: Path) -> None:
 def test_an_exception_in_one_worker_ends_the_job_with_its_text(tmp_path: Path) -> None:
     body = "if bps.rank() == 1: raise ValueError('too hot')\nbps.push_pull(np.ones(3), 'x')\n"
     with running(tmp_path, body) as made:
-        assert set(made.wait(15).values()) == {1}, made.everything()
+        assert set(made.wait().values()) == {1}, made.everything()
         for name in ("worker0", "server0", "scheduler"):
             assert "failed: ValueError: too hot" in made.output(name), made.everything()
 
@@ -227,7 +227,7 @@ def test_unnamed_calls_do_not_fill_the_memory(tmp_path: Path) -> None:
 def test_a_worker_that_exits_reaches_those_who_wait(tmp_path: Path) -> None:
     body = "if bps.rank() == 1: raise SystemExit(3)\nbps.push_pull(np.ones(3), 'x')\n"
     with running(tmp_path, body) as made:
-        statuses = made.wait(15)
+        statuses = made.wait()
         assert statuses["worker1"] == 3
         assert statuses["worker0"] == 1
         assert "ParticipantLeft" in made.output("worker0")
