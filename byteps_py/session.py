@@ -224,8 +224,6 @@ def init(lazy: bool = True) -> None:
             last_words.note_failed_start(error)
             raise
         _session, _session_pid = session, os.getpid()
-        if not runs_alone():
-            _joined.append(_session_pid)
         atexit.register(_leave_at_exit, session, _session_pid)
 
 
@@ -346,6 +344,7 @@ def _join(settings: WorkerSettings) -> Session:
         with contextlib.suppress(BytePSError):
             worker.close()
         raise
+    _joined.append(os.getpid())
     me = welcome.participants[welcome.rank]
     logs.configure(settings, f"worker {welcome.rank}")
     return Session(worker, welcome.rank, len(welcome.participants), me.local_rank, me.local_size, farewell)

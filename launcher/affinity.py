@@ -22,6 +22,7 @@ __all__ = [
     "OpenMP",
     "bind",
     "choose",
+    "core_list",
     "count_devices",
     "describe_cores",
     "device_files",
@@ -156,14 +157,19 @@ def bind(environ: Mapping[str, str], workers: int, usable: frozenset[int]) -> tu
 
 def describe_cores(numbers: Iterable[int]) -> str:
     """``core 3``, ``cores 0-3,8``."""
+    words = core_list(numbers)
+    return f"core {words}" if words.isdigit() else f"cores {words}"
+
+
+def core_list(numbers: Iterable[int]) -> str:
+    """``0-3,8``, as ``BYTEPS_VISIBLE_CPU_CORES`` and ``taskset`` take it."""
     runs: list[tuple[int, int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:
             runs[-1] = runs[-1][0], number
         else:
             runs.append((number, number))
-    words = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-    return f"core {words}" if words.isdigit() else f"cores {words}"
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def engine_threads(environ: Mapping[str, str]) -> int:

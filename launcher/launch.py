@@ -7,7 +7,6 @@ rest is inherited.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shlex
 import sys
@@ -15,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from byteps_py.errors import SettingsError
-from byteps_py.launcher.affinity import describe_cores
+from byteps_py.launcher.affinity import core_list
 from byteps_py.launcher.arguments import Options
 from byteps_py.launcher.processes import CommandError, ProcessSpec, find
 from byteps_py.launcher.supervisor import Supervisor
 from byteps_py.settings import JobSettings
-from byteps_py.variables import Variable
+from byteps_py.variables import examine
 
 __all__ = ["as_commands", "launch", "setting"]
 
@@ -95,7 +94,7 @@ def _as_command(spec: ProcessSpec, present: Mapping[str, str]) -> str:
     if words[0].startswith("-") or "=" in words[0]:
         # env would take it for an option or a variable
         words = ("sh", "-c", '"$0" "$@"', *words)
-    binding = [] if spec.cores is None else [f"taskset -c {describe_cores(spec.cores).split()[1]}"]
+    binding = [] if spec.cores is None else [f"taskset -c {core_list(spec.cores)}"]
     lines = [" ".join([*binding, "env", *removed]), *changed, shlex.join(words)]
     return f"# {spec.label}\n" + " \\\n    ".join(lines) + "\n"
 
@@ -106,11 +105,7 @@ def setting(environ: Mapping[str, str], name: str) -> Any:
     Raises:
         SettingsError: it has a bad value.
     """
-    (field,) = (each for each in dataclasses.fields(JobSettings) if each.name == name)
-    variable: Variable = field.metadata["variable"]
-    if (found := variable.find(environ)) is None:
-        return field.default
-    try:
-        return variable.parse(found[1])
-    except ValueError:
-        raise SettingsError(f"{found[0]}={found[1]!r} must be {variable.form} ({variable.meaning})") from None
+    (finding,) = (each for each in examine(JobSettings, environ) if each.field == name)
+    if finding.problem:
+        raise SettingsError(finding.problem)
+    return finding.value

@@ -10,6 +10,8 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from byteps_py.core.liveness import SUSPECT_AFTER
 from byteps_py.errors import JobAborted, JobRefused, RemoteProtocolError, TransportTimeout
 from byteps_py.roles.process import describe_this_process, is_proven_gone
@@ -36,6 +38,7 @@ __all__ = [
     "HEARTBEAT_INTERVAL",
     "SCHEDULER",
     "SchedulerLink",
+    "registration",
     "worker_identity",
     "worker_registration",
 ]
@@ -184,16 +187,23 @@ def worker_identity(incarnation: int) -> bytes:
     return b"worker-%016x" % incarnation
 
 
-def worker_registration(settings: WorkerSettings, incarnation: int) -> Register:
-    """What a worker process says of itself."""
+def registration(settings: JobSettings, role: Role, incarnation: int) -> Register:
+    """What every member says of itself."""
     return Register(
         version=package_version(),
         job_id=settings.job_id,
-        role=Role.WORKER,
+        role=role,
         process=describe_this_process(),
         incarnation=incarnation,
         num_worker=settings.num_worker,
         num_server=settings.num_server,
+    )
+
+
+def worker_registration(settings: WorkerSettings, incarnation: int) -> Register:
+    """What a worker process says of itself."""
+    return msgspec.structs.replace(
+        registration(settings, Role.WORKER, incarnation),
         worker_id=settings.worker_id,
         local_rank=settings.local_rank,
         local_size=settings.local_size,

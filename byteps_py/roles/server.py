@@ -14,22 +14,22 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from byteps_py import kernels
 from byteps_py.core.aggregation import Accept, Action, Aggregation, Contribution, Reject, Reply, Sum
 from byteps_py.errors import BytePSError, RemoteProtocolError, SettingsError
 from byteps_py.roles.address import check_port, listening_ports, own_address
 from byteps_py.roles.engine import Engine
 from byteps_py.roles.envelope import Complaints, Envelope, asks_to_join, open_frames
-from byteps_py.roles.member import SCHEDULER, SchedulerLink, worker_identity
+from byteps_py.roles.member import SCHEDULER, SchedulerLink, registration, worker_identity
 from byteps_py.roles.message_log import log_messages
-from byteps_py.roles.process import describe_this_process
 from byteps_py.roles.termination import TERMINATED, Termination
 from byteps_py.settings import MAX_PARTITION_BYTES, ServerSettings
 from byteps_py.telemetry import logs
 from byteps_py.transport.base import Buffer, Endpoint, Message, tcp_address
 from byteps_py.transport.zmq import ZmqEndpoint
 from byteps_py.types import Role
-from byteps_py.version import package_version
 from byteps_py.wire.control import (
     Bye,
     ControlMessage,
@@ -37,7 +37,6 @@ from byteps_py.wire.control import (
     Left,
     Notice,
     Refused,
-    Register,
     Welcome,
     encode_control,
 )
@@ -101,15 +100,8 @@ class Server:
         address = endpoint.listen(tcp_address(host, settings.port), listening_ports(settings))
         port = int(address.rpartition(":")[2])
         check_port(settings, host, port, _log)
-        register = Register(
-            version=package_version(),
-            job_id=settings.job_id,
-            role=Role.SERVER,
-            process=describe_this_process(),
-            incarnation=incarnation,
-            num_worker=settings.num_worker,
-            num_server=settings.num_server,
-            address=tcp_address(host, port),
+        register = msgspec.structs.replace(
+            registration(settings, Role.SERVER, incarnation), address=tcp_address(host, port)
         )
         team = settings.omp_num_threads or max(1, len(os.sched_getaffinity(0)) // settings.engine_threads)
         self._engine = Engine(

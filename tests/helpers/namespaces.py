@@ -95,7 +95,6 @@ class Network:
         self._others: list[subprocess.Popen[bytes]] = []
         self._hosts_file = folder / "hosts"
         self._hosts_file.write_text("127.0.0.1 localhost\n::1 localhost\n")
-        self._cables = 0
         try:
             self._build(count)
         except BaseException:
@@ -165,10 +164,6 @@ class Network:
         self._ip(self._switch, f"link add name {name} type bridge", f"link set dev {name} up")
         for host in self.hosts.values():
             self._plug(host, name, name, (f"10.{subnet}.0.{host.number}", f"fd{subnet:02}::{host.number}"))
-
-    def drop_address(self, host: str, address: str) -> None:
-        """Take an address away from ``eth0`` of one host."""
-        self._ip(self.hosts[host].pid, f"addr del {address}/{64 if ':' in address else 24} dev eth0")
 
     def add_name(self, name: str, *addresses: str) -> None:
         """Let a name stand for addresses, on all hosts."""
