@@ -252,6 +252,11 @@ class Names:
         self._real = socket.getaddrinfo
         monkeypatch.setattr(socket, "getaddrinfo", self._look_up)
 
+    def wait_for(self, count: int) -> None:
+        """Until the name has been looked up that often."""
+        for _ in range(count):
+            assert self.asked.acquire(timeout=10)
+
     def _look_up(self, host: str, port: int, *arguments: Any, **keywords: Any) -> Any:
         if host != "node.test":
             return self._real(host, port, *arguments, **keywords)
@@ -307,8 +312,7 @@ class TestZmqNames:
     def test_what_was_sent_before_the_name_is_known_arrives_in_order(self, open_endpoint: Make, names: Names) -> None:
         server, client = open_endpoint(b"server"), open_endpoint(b"client")
         self.connect(client, server.listen(ANY))
-        for _ in range(3):
-            assert names.asked.acquire(timeout=10)
+        names.wait_for(3)
         assert "'node.test' cannot be resolved" in client.diagnose(b"server")
         names.addresses = ["127.0.0.1"]
         exchange(server, client, 50)
@@ -326,16 +330,14 @@ class TestZmqNames:
         server, client = open_endpoint(b"server"), open_endpoint(b"client")
         names.addresses = ["127.0.0.1", "127.0.0.2"]
         self.connect(client, server.listen("tcp://127.0.0.3:0"))
-        for _ in range(3):
-            assert names.asked.acquire(timeout=10)
+        names.wait_for(3)
         assert client.diagnose(b"server") == ("127.0.0.1, 127.0.0.2: connections are refused (nothing listens there)")
 
     def test_what_is_in_the_way_is_told_without_another_look_up(self, open_endpoint: Make, names: Names) -> None:
         """A look-up may take half a minute, and the thread that asks must go on."""
         server, client = open_endpoint(b"server"), open_endpoint(b"client")
         self.connect(client, server.listen(ANY))
-        for _ in range(3):
-            assert names.asked.acquire(timeout=10)
+        names.wait_for(3)
         assert "'node.test' cannot be resolved" in client.obstacle(b"server")
         names.addresses = ["127.0.0.1"]
         exchange(server, client, 50)

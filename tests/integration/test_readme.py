@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import shlex
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from byteps_py.launcher import arguments
+from tests.helpers.documents import run
 from tests.helpers.jobs import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,24 +23,6 @@ LAUNCHES = [each for each in COMMANDS if each.startswith("bpslaunch ")]
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-
-
-def run(command: list[str], folder: Path, *, status: int = 0, **environ: str) -> str:
-    """Both output streams of a command that must end so, with this environment's programs first in the path."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, "PATH": path, **environ},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == status, done.stdout
-    return done.stdout
 
 
 @pytest.fixture

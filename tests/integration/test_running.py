@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 
 from byteps_py.known_names import READ
 from byteps_py.launcher import arguments
+from tests.helpers.documents import run
 from tests.helpers.jobs import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,21 +48,10 @@ def folder(tmp_path: Path) -> Path:
 
 def bash(script: str, folder: Path, **environ: str) -> str:
     """Both output streams of a script that must succeed."""
-    path = os.pathsep.join((str(folder / "programs"), str(Path(sys.executable).parent), os.environ["PATH"]))
     port = str(free_port())
-    done = subprocess.run(
-        ["bash", "-c", re.sub(r"\b9000\b", port, script)],
-        cwd=folder,
-        env={**os.environ, "PATH": path, **environ},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=90,
-        check=False,
+    return run(
+        ["bash", "-c", re.sub(r"\b9000\b", port, script)], folder, path=(folder / "programs",), timeout=90, **environ
     )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
 
 
 def program(folder: Path, name: str, body: str) -> None:

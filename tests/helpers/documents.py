@@ -1,0 +1,43 @@
+"""Runs what documents tell people to type."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def run(
+    command: list[str],
+    folder: Path,
+    *,
+    status: int = 0,
+    path: tuple[Path, ...] = (),
+    timeout: float = 110,
+    **environ: str,
+) -> str:
+    """Both output streams of a command that must end so.
+
+    Args:
+        command: its words.
+        folder: where it runs.
+        status: the exit status that it must have.
+        path: folders whose programs come first, before those of this environment.
+        timeout: seconds after which it counts as hanging.
+        environ: variables beside those that there are.
+    """
+    folders = (*map(str, path), str(Path(sys.executable).parent), os.environ["PATH"])
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "PATH": os.pathsep.join(folders), **environ},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == status, done.stdout
+    return done.stdout
