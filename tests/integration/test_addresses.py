@@ -24,7 +24,10 @@ VERSION_SIX = pytest.mark.skipif(not has_version_six(), reason="this machine has
 SUM = "print('sum', bps.push_pull(np.ones(2, np.float32), 'x')[0])\nbps.shutdown()\n"
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: another user's process")
 OTHER_USER = 65534
-LOAD = "import email.parser, encodings.idna\n"
+LOAD = (
+    "import email.parser, encodings.idna\n"
+    "import byteps_py.objects, byteps_py.operations, byteps_py.ports.holders, byteps_py.session, byteps_py.version\n"
+)
 """What is imported late, and may lie in a folder that another user cannot read."""
 
 
