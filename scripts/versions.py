@@ -1,6 +1,9 @@
 """Runs the tests that need no torch on every Python from 3.10 to 3.13 that this machine has, and once more with the
 oldest dependencies that pyproject.toml allows, NumPy 1.23.5 among them.
 
+The Python of the environment that this runs in is left out: `make test` has it. Those between the oldest and the newest
+run fewer tests: what works with both ends works between them, but for what one version alone does differently.
+
 One wheel is installed in a virtual environment for each, so one wheel must be enough. The tests run from a copy of the
 tree in which nothing was ever compiled, so that they cannot import anything but what is installed. The environments
 stay in .venv-versions/ until pyproject.toml changes.
@@ -44,6 +47,8 @@ _NOT_THERE = (
     *("integration/test_troubleshooting.py", "integration/test_waiting.py"),
 )
 """Tests of what does not depend on Python: the system, the network, the clock, the documentation."""
+_NOT_BETWEEN = ("fuzz", "contract/test_kernels.py", "integration/test_[!j]*.py")
+"""Beyond those, tests that only the oldest and the newest Python run; of whole jobs, ``test_jobs.py`` is left."""
 _VERSIONS = "import importlib.metadata as m; print(' '.join(m.version(x) for x in ('numpy', 'pyzmq', 'msgspec')))"
 _TEST_SECONDS = 900.0
 
@@ -73,12 +78,17 @@ class Outcome:
 
 def main(arguments: list[str]) -> int:
     """Run the tests everywhere, ``arguments`` being pytest's; returns the exit status."""
-    pythons = choose(ask(candidates()))
+    found = choose(ask(candidates()))
+    pythons = dict(found)
     outcomes = [Outcome(f"{each}", "", "skipped: not on this machine", True) for each in PYTHONS if each not in pythons]
+    own = pythons.pop(f"{sys.version_info.major}.{sys.version_info.minor}", None)
+    if own is not None:
+        outcomes.append(Outcome(own.version, "", "make test", True))
     with tempfile.TemporaryDirectory() as folder:
         runs = Runs(Path(folder), arguments)
-        outcomes += [runs.run(each, oldest=False) for each in pythons.values()]
-        oldest = next((pythons[each] for each in PYTHONS_OF_THE_OLDEST if each in pythons), None)
+        newest = next(reversed(pythons.values()), None)
+        outcomes += [runs.run(each, is_between=each is not newest) for each in pythons.values()]
+        oldest = next((found[each] for each in PYTHONS_OF_THE_OLDEST if each in found), None)
         if oldest is None:
             missing = " nor ".join(PYTHONS_OF_THE_OLDEST)
             outcomes.append(Outcome("oldest dependencies", "", f"skipped: neither Python {missing} is here", True))
@@ -161,14 +171,14 @@ class Runs:
         _pip("wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(folder), str(source))
         (self.wheel,) = folder.glob("*.whl")
 
-    def run(self, python: Interpreter, *, oldest: bool) -> Outcome:
-        """Run the tests on one Python."""
+    def run(self, python: Interpreter, *, oldest: bool = False, is_between: bool = False) -> Outcome:
+        """Run the tests on one Python: ``oldest``: with the oldest dependencies; ``is_between``: fewer tests."""
         title = python.version + (" oldest" if oldest else "")
         print(f"Python {title} ({python.path}):", end=" ", flush=True)
         environment = self._environment(python, ENVIRONMENTS / title.replace(" ", "-"), oldest=oldest)
         libraries = _output(str(environment / "bin" / "python"), "-I", "-c", _VERSIONS)
         started = time.monotonic()
-        status, output = self._test(environment)
+        status, output = self._test(environment, (*_NOT_THERE, *(_NOT_BETWEEN if is_between else ())))
         summary = re.sub(r" in [0-9.]+s.*", "", output.rstrip().rpartition("\n")[2].strip("= "))
         result = f"{summary} in {time.monotonic() - started:.0f} s"
         print(result if status == 0 else f"FAILED\n\n{output}\nPython {title}: {result}", flush=True)
@@ -188,8 +198,8 @@ class Runs:
         _pip(*target, "install", "--force-reinstall", "--no-deps", str(self.wheel))
         return folder
 
-    def _test(self, environment: Path) -> tuple[int, str]:
-        """Exit status and output of pytest."""
+    def _test(self, environment: Path, left_out: tuple[str, ...]) -> tuple[int, str]:
+        """Exit status and output of pytest, without the tests in files that match ``left_out``."""
         command = [
             str(environment / "bin" / "pytest"),
             "-c",
@@ -199,7 +209,7 @@ class Runs:
         ]
         command += ["--rootdir", str(self.tree), "-o", f"pythonpath={self._folder / 'modules'}", "-q"]
         command += ["-m", "not slow", "-n", "4", *self._arguments, str(self.tree / "tests")]
-        command += [f"--ignore={self.tree / 'tests' / each}" for each in _NOT_THERE]
+        command += [f"--ignore-glob={self.tree / 'tests' / each}" for each in left_out]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         environ["PYTHONWARNINGS"] = "error"  # for the processes that the tests start
         try:

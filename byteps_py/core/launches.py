@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from byteps_py.core.job import Job
 from byteps_py.core.roster import NodeKey, Place, Roster, is_same_process, node_key
 from byteps_py.core.strangers import Strangers
-from byteps_py.wire.control import ChildEnded, ProcessInfo, Vouch
+from byteps_py.wire.control import ChildEnded, ProcessInfo, Vouch, Vouched
 
 __all__ = ["HOLD_SECONDS", "Launches", "Verdict"]
 
@@ -77,14 +77,17 @@ class Launches:
         self._doubts: dict[bytes, str] = {}
         self._mentioned: set[ProcessInfo] = set()
 
-    def vouch(self, now: float, peer: bytes, message: Vouch) -> tuple[int, ...]:
-        """A launcher vouches for workers; returns the local ranks among them that have not joined."""
+    def vouch(self, now: float, peer: bytes, message: Vouch, *, is_waiting: bool) -> Vouched:
+        """A launcher vouches for workers; returns the answer. ``is_waiting``: whether the job still needs members."""
         children = {each.local_rank: each.process for each in message.children}
+        if not is_waiting:
+            return Vouched((), tuple(children))
         known = sum(1 + len(each.children) for other, each in self._launches.items() if other != peer)
         if known + 1 + len(children) <= _MOST:
             self._launches[peer] = _Launch(message, now, children)
         node = node_key(message.worker_id, message.launch_id)
-        return tuple(rank for rank in children if not self._roster.is_taken(node, rank))
+        joined = tuple(rank for rank in children if self._roster.is_taken(node, rank))
+        return Vouched(tuple(rank for rank in children if rank not in joined), joined)
 
     def have_joined(self, message: Vouch) -> bool:
         """Whether all these workers of this very launch are members, even if they have left since."""

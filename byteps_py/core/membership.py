@@ -55,7 +55,6 @@ from byteps_py.wire.control import (
     Refused,
     Register,
     Vouch,
-    Vouched,
 )
 
 __all__ = ["Action", "Log", "Membership", "Send", "State", "Stop"]
@@ -293,8 +292,7 @@ class Membership:
             return [Send(peer, Refused(objection))]
         if self._end is not None and not self._launches.have_joined(message):
             return [Send(peer, self._end)]
-        missing = self._launches.vouch(now, peer, message) if self.state is State.GATHERING else ()
-        return [Send(peer, Vouched(missing))]
+        return [Send(peer, self._launches.vouch(now, peer, message, is_waiting=self.state is State.GATHERING))]
 
     def _child_ended(self, now: float, peer: bytes, message: ChildEnded) -> list[Action]:
         """A process of a launch has ended; the launcher only has to know that this has been heard."""

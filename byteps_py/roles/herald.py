@@ -75,7 +75,7 @@ class Herald:
         self._reports: list[ChildEnded] = []
         self._unanswered: deque[ChildEnded] = deque()  # in the order in which they were sent, repetitions too
         self._is_failing = False
-        self._joined = False
+        self._joined: set[int] = set()
         self.verdict: str | None = None
 
     @property
@@ -116,8 +116,8 @@ class Herald:
             answered = self._unanswered.popleft() if self._unanswered else None
             self._reports = [each for each in self._reports if each is not answered]
         elif isinstance(message, Vouched):
-            self._joined = self._joined or not message.missing
-            self._vouching = self._vouching and bool(message.missing)
+            self._joined.update(message.joined)
+            self._vouching = self._vouching and not self._joined.issuperset(self._children)
         elif isinstance(message, (Abort, Refused, Finished)):
             self._reports.clear()
             # The launcher, which has reported a failure, ends the launch itself.
@@ -129,6 +129,7 @@ class Herald:
         known = self._children.get(local_rank)
         if known is None or known.pid != pid:
             self._children[local_rank] = describe_process(pid)
+            self._joined.discard(local_rank)
             self._vouching = True
             self._vouch_due = 0.0
 
@@ -139,8 +140,9 @@ class Herald:
         self._vouching = self._vouching and bool(self._children)
         self._is_failing = self._is_failing or status != 0
         settings = self._settings
-        place = (settings.launch_id, settings.worker_id, local_rank, settings.local_size, self._joined)
-        self._reports.append(ChildEnded(settings.job_id, process, status, *place))
+        has_joined = self._joined.issuperset(range(settings.local_size) if local_rank is None else (local_rank,))
+        place = (settings.launch_id, settings.worker_id, local_rank, settings.local_size)
+        self._reports.append(ChildEnded(settings.job_id, process, status, *place, joined=has_joined))
         self._report_due = now
 
     def _send(self, message: ControlMessage) -> None:

@@ -218,8 +218,8 @@ class ChildEnded(_Message, frozen=True, tag="child-ended"):
     """A process that a launcher started has ended: the proof that it is gone. ``status`` is -N for signal N.
 
     The process may be a shell that started the worker proper, so a worker's place in the launch is told too:
-    ``local_rank`` is None for other roles.  ``joined`` tells that a scheduler has called all workers of the launch
-    members: one that does not know them then is the scheduler of a later run.
+    ``local_rank`` is None for other roles.  ``joined`` tells that a scheduler has called this worker (of another
+    process: all workers of the launch) a member: one that does not know it then is the scheduler of a later run.
     """
 
     job_id: Text
@@ -253,9 +253,14 @@ class Vouch(_Message, frozen=True, tag="vouch"):
 
 
 class Vouched(_Message, frozen=True, tag="vouched"):
-    """The answer to a Vouch: the local ranks among those named that have not joined; none when nothing waits."""
+    """The answer to a Vouch: the local ranks among those named that have not joined, and those that have.
+
+    Nobody is missing when the job needs no more members. An answer says whom it is about, since the next Vouch may
+    name others.
+    """
 
     missing: tuple[Natural, ...]
+    joined: tuple[Natural, ...] = ()
 
 
 class Abort(_Message, frozen=True, tag="abort"):

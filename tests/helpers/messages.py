@@ -181,7 +181,7 @@ CONTROL: dict[str, ControlMessage] = {
     "vouch": control.Vouch(
         job_id="digits", launch_id="a1b2", worker_id=None, local_size=2, children=(control.Child(1, PROCESS),)
     ),
-    "vouched": control.Vouched(missing=(0, 300)),
+    "vouched": control.Vouched(missing=(0, 300), joined=(1,)),
     "abort": control.Abort(reason="worker 1 (pid 17 on node-b) was lost"),
     "finished": control.Finished(),
 }

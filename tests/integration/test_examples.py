@@ -69,6 +69,6 @@ def test_four_separate_processes_give_the_bits_of_the_local_job(tmp_path: Path) 
         made.server()
         made.worker(0, body)
         made.scheduler()
-        assert set(made.wait(60).values()) == {0}, made.everything()
+        assert set(made.wait(150).values()) == {0}, made.everything()
         separate = json.loads(made.output("worker0").splitlines()[-1])
     assert separate["params_sha256"] == local["params_sha256"]

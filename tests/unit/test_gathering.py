@@ -26,7 +26,7 @@ class Waiters:
 
     def vouch(self, now: float) -> None:
         """The launcher on host-b vouches for its worker."""
-        self.launches.vouch(now, b"l", Vouch("job", "x", 1, 1, (Child(0, process(7, "host-b")),)))
+        self.launches.vouch(now, b"l", Vouch("job", "x", 1, 1, (Child(0, process(7, "host-b")),)), is_waiting=True)
 
     def leave(self, peer: bytes) -> None:
         self.roster.remove(peer)

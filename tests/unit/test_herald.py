@@ -82,9 +82,9 @@ class TestVouching:
         pair.herald.hear(0.0, f"vouch 1 {ME}\n")
         assert pair.sent(0.0) == [vouch(0, 1)]
         assert pair.sent(0.5) == []
-        pair.herald.answered(Vouched((1,)))
+        pair.herald.answered(Vouched((1,), (0,)))
         assert pair.sent(1.0) == [vouch(0, 1)]
-        pair.herald.answered(Vouched(()))
+        pair.herald.answered(Vouched((), (0, 1)))
         assert pair.sent(2.0) == []
 
     def test_also_without_an_answer(self, pair: Pair) -> None:
@@ -105,11 +105,24 @@ class TestVouching:
     def test_an_end_after_all_had_joined_is_told_as_such(self, pair: Pair) -> None:
         pair.herald.hear(0.0, f"vouch 0 {ME}")
         pair.sent(0.0)
-        pair.herald.answered(Vouched(()))
+        pair.herald.answered(Vouched((), (0,)))
         pair.herald.hear(1.0, f"ended {ME} 0 1")
         (report,) = pair.sent(1.0)
         assert isinstance(report, ChildEnded)
         assert report.joined
+
+    @pytest.mark.parametrize(("local_rank", "joined"), [(0, False), (1, True), (None, False)])
+    def test_who_has_not_joined_is_not_one_of_those_who_have(
+        self, pair: Pair, local_rank: int | None, joined: bool
+    ) -> None:
+        """One had ended before anything was said, so that all those the launcher still vouched for had joined."""
+        pair.herald.hear(0.0, f"vouch 1 {ME}")
+        pair.sent(0.0)
+        pair.herald.answered(Vouched((), (1,)))
+        pair.herald.hear(1.0, f"ended {ME} {'-' if local_rank is None else local_rank} 0")
+        (report,) = pair.sent(1.0)
+        assert isinstance(report, ChildEnded)
+        assert report.joined is joined
 
     @pytest.mark.parametrize("message", [Abort("worker 0 was lost"), Refused("worker 0 was lost"), Finished()])
     def test_the_job_has_ended_without_them(self, pair: Pair, message: ControlMessage) -> None:
@@ -120,7 +133,7 @@ class TestVouching:
 
     def test_the_end_of_a_job_that_all_have_joined_is_theirs_to_tell(self, pair: Pair) -> None:
         pair.herald.hear(0.0, f"vouch 0 {ME}")
-        pair.herald.answered(Vouched(()))
+        pair.herald.answered(Vouched((), (0,)))
         pair.herald.answered(Abort("worker 0 was lost"))
         assert pair.herald.verdict is None
 
@@ -159,7 +172,7 @@ class TestReports:
         assert pair.herald.speak(0.0) is None
         pair.herald.hear(0.0, f"vouch 0 {ME}")
         assert pair.herald.speak(0.0) == 1.0
-        pair.herald.answered(Vouched(()))
+        pair.herald.answered(Vouched((), (0,)))
         assert pair.herald.speak(1.0) is None
         pair.herald.hear(1.0, f"ended {ME} 0 1")
         assert pair.herald.speak(1.0) == 1.0

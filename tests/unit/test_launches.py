@@ -10,7 +10,7 @@ from byteps_py.core.job import Job
 from byteps_py.core.launches import HOLD_SECONDS, Launches, Verdict
 from byteps_py.core.roster import Member, Roster
 from byteps_py.core.strangers import Strangers
-from byteps_py.wire.control import Child, ChildEnded, ProcessInfo, Vouch
+from byteps_py.wire.control import Child, ChildEnded, ProcessInfo, Vouch, Vouched
 from tests.helpers.registrations import process, server, worker
 
 SHELL = process(50)
@@ -28,6 +28,9 @@ class Desk:
 
     def join(self, member: Member) -> None:
         assert self.roster.add(member) is None
+
+    def vouch(self, now: float, peer: bytes, message: Vouch) -> Vouched:
+        return self.launches.vouch(now, peer, message, is_waiting=True)
 
     def ended(self, now: float, info: ProcessInfo, status: int, job: Job | None = None, **place: Any) -> Verdict:
         return self.launches.ended(now, ChildEnded("job", info, status, **place), job)
@@ -55,9 +58,9 @@ def test_the_end_of_a_launch_of_an_earlier_run_means_nothing(status: int) -> Non
 class TestVouching:
     def test_who_has_not_joined(self) -> None:
         desk = Desk()
-        assert desk.launches.vouch(0.0, b"l", vouch(7, 8)) == (0, 1)
+        assert desk.vouch(0.0, b"l", vouch(7, 8)) == Vouched((0, 1))
         desk.join(worker(99, "host-b", worker_id=1, local_rank=0, local_size=2))  # started by a shell with pid 7
-        assert desk.launches.vouch(1.0, b"l", vouch(7, 8)) == (1,)
+        assert desk.vouch(1.0, b"l", vouch(7, 8)) == Vouched((1,), (0,))
         (place,) = desk.launches.unjoined(1.0)
         assert place.describe(2) == "worker DMLC_WORKER_ID=1 BYTEPS_LOCAL_RANK=1 (pid 8 on host-b)"
 
@@ -69,20 +72,20 @@ class TestVouching:
 
     def test_it_holds_for_the_lost_timeout(self) -> None:
         desk = Desk()
-        desk.launches.vouch(0.0, b"l", vouch(7))
+        desk.vouch(0.0, b"l", vouch(7))
         assert len(desk.launches.unjoined(29.0)) == 1
         assert desk.launches.unjoined(30.0) == []
         assert desk.launches.peers() == []
 
     def test_in_the_order_of_machines(self) -> None:
         desk = Desk()
-        desk.launches.vouch(0.0, b"b", vouch(9, worker_id=10))
-        desk.launches.vouch(0.0, b"a", vouch(7, 8, worker_id=2))
+        desk.vouch(0.0, b"b", vouch(9, worker_id=10))
+        desk.vouch(0.0, b"a", vouch(7, 8, worker_id=2))
         assert [place.process.pid for place in desk.launches.unjoined(0.0)] == [7, 8, 9]
 
     def test_a_process_that_ended_does_not_live(self) -> None:
         desk = Desk()
-        desk.launches.vouch(0.0, b"l", vouch(7, 8))
+        desk.vouch(0.0, b"l", vouch(7, 8))
         desk.ended(0.0, process(7, "host-c"), 0)
         assert len(desk.launches.unjoined(0.0)) == 2
         desk.ended(0.0, process(7, "host-b"), 0, worker_id=1, launch_id="x", local_rank=0, local_size=2)
@@ -91,16 +94,16 @@ class TestVouching:
     def test_nobody_fills_the_memory(self) -> None:
         desk = Desk()
         for number in range(200):
-            desk.launches.vouch(0.0, b"%d" % number, vouch(*range(1000), worker_id=number))
+            desk.vouch(0.0, b"%d" % number, vouch(*range(1000), worker_id=number))
         assert len(desk.launches.peers()) == 65
 
     def test_nor_by_vouching_for_nobody(self) -> None:
         desk = Desk()
-        desk.launches.vouch(0.0, b"first", vouch(size=1))
+        desk.vouch(0.0, b"first", vouch(size=1))
         (launch,) = desk.launches._launches.values()
         for number in range(65_535):
             desk.launches._launches[b"%d" % number] = launch
-        desk.launches.vouch(0.0, b"one more", vouch(size=1))
+        desk.vouch(0.0, b"one more", vouch(size=1))
         assert b"one more" not in desk.launches.peers()
 
 

@@ -574,7 +574,7 @@ class TestVouching:
         scheduler = membership()
         assert scheduler.receive(0.0, b"launcher", self.VOUCH) == [Send(b"launcher", Vouched((0,)))]
         register(scheduler, WORKERS[1])
-        assert scheduler.receive(1.0, b"launcher", self.VOUCH) == [Send(b"launcher", Vouched(()))]
+        assert scheduler.receive(1.0, b"launcher", self.VOUCH) == [Send(b"launcher", Vouched((), (0,)))]
 
     def test_a_worker_that_takes_long_is_waited_for(self) -> None:
         scheduler = membership(start_timeout=20.0)
@@ -591,7 +591,7 @@ class TestVouching:
         assert told(register(scheduler, WORKERS[1], 200.0), Welcome) == [b"w1", b"s9", b"w2"]
 
     def test_a_complete_job_waits_for_nobody(self) -> None:
-        assert running().receive(0.0, b"launcher", self.VOUCH) == [Send(b"launcher", Vouched(()))]
+        assert running().receive(0.0, b"launcher", self.VOUCH) == [Send(b"launcher", Vouched((), (0,)))]
 
     def test_the_launcher_hears_the_end(self) -> None:
         scheduler = membership()
@@ -615,7 +615,7 @@ class TestVouching:
         scheduler.receive(1.0, b"w1", Bye(""))
         (stop,) = stops(scheduler.receive(1.0, b"w2", Bye("")))
         assert stop.status == 0
-        assert scheduler.receive(1.0, b"launcher", self.VOUCH) == [Send(b"launcher", Vouched(()))]
+        assert scheduler.receive(1.0, b"launcher", self.VOUCH) == [Send(b"launcher", Vouched((), (0,)))]
         stranger = msgspec.structs.replace(self.VOUCH, launch_id="y")
         assert scheduler.receive(1.0, b"other", stranger) == [Send(b"other", Finished())]
 
