@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -94,10 +95,16 @@ def test_a_failure_anywhere_is_the_exit_status(versions: ModuleType, monkeypatch
         def __init__(self, folder: Path, arguments: list[str]) -> None:
             assert arguments == ["-k", "x"]
 
-        def run(self, python: object, *, oldest: bool) -> object:
+        def run(self, python: Any, *, oldest: bool = False, is_between: bool = False) -> object:
+            ran.append((python.minor, oldest, is_between))
             return versions.Outcome("3", "", "", ok=not (oldest and failing))
 
     monkeypatch.setattr(versions, "Runs", Runs)
-    monkeypatch.setattr(versions, "ask", lambda _: [versions.Interpreter("/3.11.7", "3.11.7")])
+    own = "{}.{}".format(*sys.version_info)
+    minors = sorted({"3.10", "3.12", "3.13", own}, key=lambda minor: int(minor[2:]))
+    monkeypatch.setattr(versions, "ask", lambda _: [versions.Interpreter("/" + each, f"{each}.1") for each in minors])
+    minors.remove(own)
     for failing in (False, True):
+        ran: list[tuple[str, bool, bool]] = []
         assert versions.main(["-k", "x"]) == failing
+        assert ran == [*((each, False, each != minors[-1]) for each in minors), ("3.10", True, False)]

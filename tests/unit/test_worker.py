@@ -120,8 +120,12 @@ class Stage:
         return self.worker.submit(SPEC, source, None, operation, step=9, priority=2)
 
     def end(self) -> None:
+        def close() -> None:
+            with contextlib.suppress(BytePSError):  # it may be about to end because of what the test has told it
+                self.worker.close()
+
         if self.worker._thread.is_alive():
-            closing = threading.Thread(target=self.worker.close)
+            closing = threading.Thread(target=close)
             closing.start()
             if self.worker._welcome is not None:
                 self.control(Bye)
