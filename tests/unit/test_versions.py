@@ -102,7 +102,8 @@ def test_a_failure_anywhere_is_the_exit_status(versions: ModuleType, monkeypatch
     monkeypatch.setattr(versions, "Runs", Runs)
     own = "{}.{}".format(*sys.version_info)
     minors = sorted({"3.10", "3.12", "3.13", own}, key=lambda minor: int(minor[2:]))
-    monkeypatch.setattr(versions, "ask", lambda _: [versions.Interpreter("/" + each, f"{each}.1") for each in minors])
+    found = [versions.Interpreter("/" + each, f"{each}.1") for each in minors]
+    monkeypatch.setattr(versions, "ask", lambda _: found)
     minors.remove(own)
     for failing in (False, True):
         ran: list[tuple[str, bool, bool]] = []
