@@ -1,0 +1,1 @@
+"""Experiments: which settings make a job faster, and how sure that is."""
