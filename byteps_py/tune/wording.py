@@ -1,0 +1,283 @@
+"""What the reports of an experiment say, in words and numbers: the same in the terminal, the page and the picture.
+
+Everything here is pure and may be used from any thread.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Sequence
+
+from byteps_py.tune.model import BASELINE, Design
+from byteps_py.tune.results import Analysis, CellResult, Effect, Interval
+
+__all__ = [
+    "ROLES",
+    "block_ratios",
+    "cell_remarks",
+    "command_line",
+    "cores",
+    "effect_name",
+    "effect_remarks",
+    "failures",
+    "fold",
+    "headline",
+    "log_end",
+    "number",
+    "openmp_facts",
+    "percent",
+    "plain",
+    "range_words",
+    "run_count",
+    "short",
+    "stage_names",
+    "state",
+    "verdict_words",
+]
+
+ROLES = ("worker", "server", "scheduler")
+"""The order in which roles are shown."""
+
+_LOG_LINES = 15
+_PIECES = re.compile(r"[^\s_=,./+-]*(?:[\s_=,./+-]+|$)")
+"""A name may be broken behind these."""
+
+
+def number(value: float) -> str:
+    """Four digits, or all before the point: ``4337``, ``12.35``, ``0.001235``."""
+    if value == 0:
+        return "0"
+    text = f"{value:.4g}"
+    if "e" not in text:
+        return text
+    return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else text
+
+
+def short(value: float) -> str:
+    """Three digits, all of them shown, for columns of like things: ``0.900``, ``12.3``, ``1234``."""
+    if value == 0:
+        return "0"
+    return f"{value:.{min(4, max(0, 2 - math.floor(math.log10(abs(value)))))}f}"
+
+
+def fold(text: str, width: int) -> list[str]:
+    """``text`` in lines of at most ``width`` characters, all but the first indented by two; at least one line.
+
+    Lines end behind a blank or a mark such as ``_``, ``=``, ``-``; a longer piece is cut.
+    """
+    lines: list[str] = []
+    line = ""
+    for piece in _PIECES.findall(text):
+        while len((line + piece).rstrip()) > width:
+            if line.strip():
+                lines.append(line.rstrip())
+                line = "  "
+            else:
+                room = width - len(line)
+                lines.append(line + piece[:room])
+                line, piece = "  ", piece[room:]  # noqa: PLW2901 - what is left of it
+        line += piece
+    return [*lines, line.rstrip()] if line.strip() or not lines else lines
+
+
+def percent(ratio: float, sign: bool = True) -> str:
+    """A ratio as what it adds: 1.397 is ``+39.7 %``; one digit after the point below 100 %."""
+    gain = 100.0 * (ratio - 1.0)
+    digits = 1 if abs(gain) < 99.95 else 0
+    gain = round(gain, digits) + 0.0  # no minus before a zero
+    return f"{gain:{'+' if sign else ''}.{digits}f} %"
+
+
+def range_words(interval: Interval | None) -> str:
+    """The ends of the interval: ``+33.1 to +46.8 %``; empty without one."""
+    if interval is None or interval.low is None or interval.high is None:
+        return ""
+    return f"{percent(interval.low).removesuffix(' %')} to {percent(interval.high)}"
+
+
+def verdict_words(interval: Interval | None, unit: str) -> str:
+    """``faster``, ``slower``, or why neither can be said. Of a metric it is not known whether more is faster."""
+    if interval is None:
+        return "nothing to compare"
+    verdict = interval.verdict
+    if verdict == "unknown":
+        return "one pair: unknown"
+    if verdict == "none":
+        return "no difference shown"
+    if unit == "metric":
+        return verdict
+    return "faster" if verdict == "more" else "slower"
+
+
+def cell_remarks(analysis: Analysis, index: int) -> list[str]:
+    """What is to be said about a cell beyond its row: what would have been seen, what is inert, which runs failed."""
+    cell = analysis.cells[index]
+    inert = _inert(analysis, cell)
+    remarks = _seen(cell.against_baseline)
+    if inert:
+        remarks.append(f"inert: {inert}")
+    return [*remarks, *failures(analysis, index)]
+
+
+def effect_remarks(effect: Effect) -> list[str]:
+    """The same for a row of the factors."""
+    return _seen(effect.interval) + ([f"inert: {plain(effect.inert)}"] if effect.inert else [])
+
+
+def effect_name(effect: Effect) -> str:
+    """``omp-wait-policy: passive over active``."""
+    return plain(f"{effect.factor}: {effect.level or repr('')} over {effect.baseline or repr('')}")
+
+
+def failures(analysis: Analysis, index: int) -> list[str]:
+    """One line for each reason why runs of a cell failed, with the blocks in which they did."""
+    blocks: dict[str, list[int]] = {}
+    for run in analysis.runs:
+        if run.cell == index and run.problem:
+            blocks.setdefault(run.problem, []).append(run.block)
+    found = [
+        f"failed in block{'s' if len(where) > 1 else ''} {_listed(sorted(set(where)))}: {plain(problem)}"
+        for problem, where in blocks.items()
+    ]
+    return found or [f"failed: {plain(problem)}" for problem in analysis.cells[index].problems]
+
+
+def run_count(analysis: Analysis, index: int) -> str:
+    """``5``, or ``3/5`` where runs failed or are missing."""
+    cell = analysis.cells[index]
+    good = len(cell.values)
+    wanted = max(analysis.design.repeats if not analysis.finished else 0, good + cell.failed)
+    return str(good) if good == wanted else f"{good}/{wanted}"
+
+
+def state(analysis: Analysis) -> str:
+    """How much was run: ``4 cells, 20 runs in 5 blocks, 2 workers``, and whether that is all."""
+    design = analysis.design
+    cells, runs, blocks = len(design.cells), len(analysis.runs), design.repeats
+    bad = sum(bool(run.problem) for run in analysis.runs)
+    made = _some(runs, "run") if analysis.finished else f"{runs} of {_some(cells * blocks, 'run')}"
+    text = f"{_some(cells, 'cell')}, {made} in {_some(blocks, 'block')}"
+    if design.num_workers:
+        text += f", {_some(design.num_workers, 'worker')}"
+    if bad:
+        text += f"; {_some(bad, 'run')} failed"
+    if not analysis.finished:
+        text += "; not finished"
+    return text
+
+
+def headline(analysis: Analysis) -> str:
+    """The answer in one sentence, for those who read no table."""
+    shown = [each for each in analysis.cells if each.against_baseline is not None]
+    metric = any(each.unit == "metric" for each in shown)
+    more, less = [
+        [each for each in shown if each.against_baseline and each.against_baseline.verdict == verdict]
+        for verdict in ("more", "less")
+    ]
+    best = max(more, key=_gain, default=None)
+    if best is not None and best.against_baseline is not None:
+        gain = percent(best.against_baseline.ratio, sign=False)
+        return f"{plain(best.cell.label)}: {gain} {'more' if metric else 'faster'} than the baseline."
+    if any(each.against_baseline and each.against_baseline.verdict == "none" for each in shown) or less:
+        loss = f"; {len(less)} of {len(shown)} are {'less' if metric else 'slower'}" if less else ""
+        return f"Nothing was shown to {'give more' if metric else 'be faster'} than the baseline{loss}."
+    return "Nothing can be said yet: a comparison needs two blocks in which both cells ran well."
+
+
+def stage_names(analysis: Analysis) -> list[str]:
+    """The stages that any cell has, in the order of the way of a partition."""
+    return list(dict.fromkeys(stage.name for cell in analysis.cells for stage in cell.stages))
+
+
+def cores(analysis: Analysis) -> str:
+    """On how many cores a process may run, as the processes said; empty if none did."""
+    known = sorted({use.cores for run in analysis.runs for use in run.processes if use.cores})
+    return f"a process may use {' or '.join(map(str, known))} core{'s' if known != [1] else ''}" if known else ""
+
+
+def openmp_facts(cell: CellResult) -> tuple[str, str, str, str, str]:
+    """Engine threads, OpenMP threads of each and policy of the servers; the same of the workers without the first.
+
+    As the processes had them, not as they were asked for. ``?`` where that is unknown, ``-`` without a server.
+    """
+    known = bool(cell.cpu or cell.worker_team or cell.server_team or cell.server_engines)
+    servers = not cell.cpu or any(each.role == "server" for each in cell.cpu)
+    server = (str(cell.server_engines or "?"), str(cell.server_team or "?"), plain(cell.server_policy) or "?")
+    worker = (str(cell.worker_team or "?"), plain(cell.worker_policy) or "not set" if known else "?")
+    return (*(server if servers else ("-", "-", "-")), *worker)
+
+
+def block_ratios(analysis: Analysis, index: int) -> tuple[float, ...]:
+    """Value over the baseline's, of each block that has both, in the order of blocks."""
+    values: dict[tuple[int, int], float] = {
+        (run.cell, run.block): run.value for run in analysis.runs if not run.problem and run.value > 0
+    }
+    blocks = sorted(block for cell, block in values if cell == index and (BASELINE, block) in values)
+    return tuple(values[index, block] / values[BASELINE, block] for block in blocks)
+
+
+def log_end(log: str, lines: int = _LOG_LINES) -> list[str]:
+    """The last lines of a log that are not blank."""
+    return [line.rstrip() for text in log.splitlines() if (line := plain(text)).strip()][-lines:]
+
+
+def plain(text: str) -> str:
+    """``text`` in one line, without the sequences that would move the cursor of a terminal or colour it."""
+    return "".join(each if each.isprintable() else " " if each.isspace() else "?" for each in text)
+
+
+def command_line(design: Design, out: str = "DIR") -> str:
+    """The ``bps ab`` that makes the same experiment, quoted for a shell.
+
+    Args:
+        design: what to repeat.
+        out: the folder for its results.
+
+    Returns:
+        Empty if the design has no command: nobody started those runs as an experiment.
+    """
+    if not design.command:
+        return ""
+    words = ["bps", "ab"]
+    for factor in design.factors:
+        words += ["--vary", f"{factor.name}={','.join(factor.levels)}"]
+    words += ["--num-workers", str(design.num_workers), "--repeats", str(design.repeats)]
+    words += ["--warmup-steps", str(design.warmup_steps), "--steps", str(design.steps)]
+    if design.metric:
+        words += ["--metric", design.metric]
+    words += ["--seed", str(design.seed), "--timeout", f"{design.timeout:g}", "--out", out, "--", *design.command]
+    return shlex.join(words)
+
+
+def _seen(interval: Interval | None) -> list[str]:
+    if interval is None or interval.verdict != "none" or interval.detectable is None:
+        return []
+    return [f"{percent(interval.detectable, sign=False)} or more would have been seen 9 times in 10"]
+
+
+def _inert(analysis: Analysis, result: CellResult) -> str:
+    """Why a cell cannot differ from the baseline: all that it changes is inert. Empty if something may matter."""
+    base = analysis.cells[BASELINE].cell.levels
+    reasons: list[str] = []
+    for factor, level, normal in zip(analysis.design.factors, result.cell.levels, base, strict=False):
+        if level != normal:
+            effect = next((e for e in analysis.effects if (e.factor, e.level) == (factor.name, level)), None)
+            if effect is None or not effect.inert:
+                return ""
+            reasons.append(plain(effect.inert))
+    return "; ".join(dict.fromkeys(reasons))
+
+
+def _gain(cell: CellResult) -> float:
+    return cell.against_baseline.ratio if cell.against_baseline is not None else 0.0
+
+
+def _some(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    texts = [str(each) for each in numbers]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
