@@ -1,7 +1,7 @@
 """A server: receives contributions, has them summed, sends the results.
 
-One thread owns the endpoint and :class:`~byteps_py.core.aggregation.Aggregation`; engine threads sum.  Nothing is
-polled: the thread sleeps until a message, a finished sum or the next heartbeat.
+One thread owns the endpoint and :class:`~byteps_py.roles.rounds.Rounds`; engine threads sum.  Nothing is polled: the
+thread sleeps until a message, a finished sum or the next heartbeat.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Final
 import msgspec
 
 from byteps_py import kernels
-from byteps_py.core.aggregation import Accept, Action, Aggregation, Contribution, Reject, Reply, Sum
 from byteps_py.errors import BytePSError, RemoteProtocolError, SettingsError
 from byteps_py.roles.address import check_port, listening_ports, own_address
 from byteps_py.roles.engine import Engine
-from byteps_py.roles.envelope import Complaints, Envelope, asks_to_join, open_frames
-from byteps_py.roles.member import SCHEDULER, SchedulerLink, registration, worker_identity
+from byteps_py.roles.envelope import Complaints, asks_to_join, open_frames
+from byteps_py.roles.member import SCHEDULER, SchedulerLink, registration
 from byteps_py.roles.message_log import log_messages
+from byteps_py.roles.rounds import Rounds
 from byteps_py.roles.termination import TERMINATED, Termination
 from byteps_py.settings import MAX_PARTITION_BYTES, ServerSettings
 from byteps_py.telemetry import logs
-from byteps_py.transport.base import Buffer, Endpoint, Message, tcp_address
+from byteps_py.transport.base import Endpoint, Message, tcp_address
 from byteps_py.transport.zmq import ZmqEndpoint
 from byteps_py.types import Role
 from byteps_py.wire.control import (
@@ -40,7 +40,6 @@ from byteps_py.wire.control import (
     Welcome,
     encode_control,
 )
-from byteps_py.wire.header import ACCEPT_ENTRY, RANK_ENTRY, Flag, Header, Opcode, encode
 
 __all__ = ["Server", "run"]
 
@@ -111,7 +110,7 @@ class Server:
             endpoint.wake,
         )
         self._link = SchedulerLink(endpoint, settings, register, _log, now)
-        self._rounds: _Rounds | None = None
+        self._rounds: Rounds | None = None
         self._early: list[Message] = []
         self._early_bytes = 0
         self._complaints = Complaints(_log)
@@ -231,7 +230,7 @@ class Server:
     def _begin(self, welcome: Welcome) -> None:
         logs.relabel(f"server {welcome.rank}")
         _log.info("server %d of %d, %d workers", welcome.rank, len(welcome.servers), len(welcome.participants))
-        self._rounds = _Rounds(self._endpoint, self._engine, welcome, self._incarnation)
+        self._rounds = Rounds(self._endpoint, self._engine, welcome, self._incarnation)
         early, self._early = self._early, []
         for message in early:
             self._receive_data(message)
@@ -248,144 +247,3 @@ class Server:
         self._complaints.add(message.peer, error)
         if asks_to_join(message.frames):
             self._endpoint.send(message.peer, [encode_control(Refused(self._not_the_scheduler))])
-
-
-class _Rounds:
-    """The data side of a server: feeds the aggregation and performs what it decides."""
-
-    def __init__(self, endpoint: Endpoint, engine: Engine, welcome: Welcome, incarnation: int) -> None:
-        self._endpoint = endpoint
-        self._engine = engine
-        self._participants = welcome.participants
-        self._envelope = Envelope(welcome.rank, welcome.job, incarnation, welcome.epoch)
-        self._aggregation = Aggregation(welcome.participants)
-        self._peers = [worker_identity(each.incarnation) for each in welcome.participants]
-        self._accepts: dict[int, list[tuple[int, int]]] = {}
-
-    def receive(self, message: Message) -> None:
-        """Take a message of a worker.
-
-        Raises:
-            RemoteProtocolError: it is none.
-        """
-        header, payload = open_frames(message.frames)
-        self._check_sender(header, message.peer)
-        if header.opcode is Opcode.PUSH:
-            self._perform(self._aggregation.push(_contribution(header, payload)))
-        elif header.opcode is Opcode.PULL:
-            self._pull(header)
-        else:
-            raise RemoteProtocolError(f"a worker must not send {header.opcode.name}")
-
-    def left(self, rank: int) -> None:
-        """A worker has left in order."""
-        self._perform(self._aggregation.left(rank))
-
-    def advance(self) -> None:
-        """Send the results of the sums that are done, and what has been accepted since the last call."""
-        for key, round_, result in self._engine.collect():
-            self._perform(self._aggregation.summed(key, round_, result))
-        if not self._accepts:
-            return
-        accepts, self._accepts = self._accepts, {}
-        for participant, entries in accepts.items():
-            if entries:
-                self._send_list(participant, Opcode.ACCEPT, 0, 0, [ACCEPT_ENTRY.pack(*each) for each in entries])
-
-    def _check_sender(self, header: Header, peer: bytes) -> None:
-        """A message must come from a worker of this very run of the job."""
-        self._envelope.check_run(header)
-        if header.sender >= len(self._peers):
-            raise RemoteProtocolError(f"a message from worker {header.sender} of {len(self._peers)}")
-        expected = self._participants[header.sender].incarnation
-        if self._peers[header.sender] != peer or header.incarnation != expected:
-            raise RemoteProtocolError(f"a message that claims to be from worker {header.sender} and is not")
-
-    def _pull(self, header: Header) -> None:
-        """A worker is in doubt; if all that is to be said is that others are missing, say who."""
-        actions = self._aggregation.pull(header.sender, header.key, header.round)
-        if isinstance(actions[0], Accept):
-            missing = self._aggregation.missing(header.key)
-            entries = [RANK_ENTRY.pack(rank) for rank in missing]
-            self._send_list(header.sender, Opcode.WAITING, header.key, header.round, entries)
-        else:
-            self._perform(actions)
-
-    def _perform(self, actions: Sequence[Action]) -> None:
-        for action in actions:
-            if isinstance(action, Sum):
-                done = self._engine.submit(action)
-                if done is not None:
-                    self._perform(self._aggregation.summed(*done))
-            elif isinstance(action, Accept):
-                self._accepts.setdefault(action.participant, []).append((action.key, action.round))
-            elif isinstance(action, Reply):
-                self._reply(action)
-            elif isinstance(action, Reject):
-                self._reject(action)
-            else:
-                header = self._envelope.header(Opcode.MISSING, action.key, action.round)
-                self._post(action.participant, header, None)
-
-    def _reply(self, action: Reply) -> None:
-        self._take_back(action)
-        payload = None if action.payload is None else memoryview(action.payload)  # type: ignore[arg-type]
-        header = self._envelope.header(
-            Opcode.RESULT,
-            action.key,
-            action.round,
-            dtype=action.dtype,
-            operation=action.operation,
-            flags=Flag.ABSENT if payload is None else Flag.NONE,
-            root=action.root,
-            detail=action.contributors,
-            step=action.step,
-            offset=action.offset,
-            count=action.count,
-            length=0 if payload is None else payload.nbytes,
-        )
-        self._post(action.participant, header, payload)
-
-    def _reject(self, action: Reject) -> None:
-        self._take_back(action)
-        payload = action.reason.encode()
-        departed = int(action.departed is not None)
-        header = self._envelope.header(Opcode.REJECT, action.key, action.round, detail=departed, length=len(payload))
-        self._post(action.participant, header, payload)
-
-    def _take_back(self, action: Reply | Reject) -> None:
-        """A RESULT or a REJECT says all that an ACCEPT before it would."""
-        accepts = self._accepts.get(action.participant)
-        if accepts and accepts[-1] == (action.key, action.round):
-            accepts.pop()
-
-    def _send_list(self, participant: int, opcode: Opcode, key: int, round_: int, entries: Sequence[bytes]) -> None:
-        """A message whose payload is a list of equal entries, counted in ``detail``."""
-        payload = b"".join(entries)
-        header = self._envelope.header(opcode, key, round_, detail=len(entries), length=len(payload))
-        self._post(participant, header, payload)
-
-    def _post(self, participant: int, header: Header, payload: Buffer | None) -> None:
-        """Send; a worker that is not connected right now asks again by PULL when it is back."""
-        frames: list[Buffer] = [encode(header)]
-        if payload is not None and header.length:
-            frames.append(payload)
-        if not self._endpoint.send(self._peers[participant], frames):
-            _log.debug("worker %d is not connected; it will ask for %s again", participant, header.opcode.name)
-
-
-def _contribution(header: Header, payload: memoryview | None) -> Contribution:
-    absent = bool(header.flags & Flag.ABSENT)
-    return Contribution(
-        participant=header.sender,
-        key=header.key,
-        round=header.round,
-        dtype=header.dtype,
-        operation=header.operation,
-        root=header.root,
-        step=header.step,
-        offset=header.offset,
-        count=header.count,
-        payload=None if absent else (memoryview(b"") if payload is None else payload),
-        want_result=bool(header.flags & Flag.WANT_RESULT),
-    )
