@@ -23,6 +23,8 @@ __all__ = [
     "effect_remarks",
     "failures",
     "fold",
+    "gain",
+    "gain_limits",
     "headline",
     "log_end",
     "number",
@@ -41,6 +43,8 @@ ROLES = ("worker", "server", "scheduler")
 """The order in which roles are shown."""
 
 _LOG_LINES = 15
+_ROOM = 1.0
+"""How far intervals may stretch an axis beyond the points, as a part of the width that the points take."""
 _PIECES = re.compile(r"[^\s_=,./+-]*(?:[\s_=,./+-]+|$)")
 """A name may be broken behind these."""
 
@@ -82,12 +86,34 @@ def fold(text: str, width: int) -> list[str]:
     return [*lines, line.rstrip()] if line.strip() or not lines else lines
 
 
+def gain(ratio: float) -> float:
+    """What a ratio adds, in per cent."""
+    return 100.0 * (ratio - 1.0)
+
+
+def gain_limits(analysis: Analysis) -> tuple[float, float]:
+    """Ends of an axis of gains in per cent: all points and blocks are on it, and 0.
+
+    Of the intervals as much as leaves room for those: two blocks may give one a hundred times as wide.
+    """
+    points, ends = [0.0], [0.0]
+    for index, cell in enumerate(analysis.cells):
+        if (interval := cell.against_baseline) is not None:
+            points += [gain(interval.ratio), *map(gain, block_ratios(analysis, index))]
+            ends += [gain(each) for each in (interval.low, interval.high) if each is not None]
+    width = max(max(points) - min(points), 2.0)
+    low = max(min(points + ends), min(points) - _ROOM * width)
+    high = min(max(points + ends), max(points) + _ROOM * width)
+    margin = 0.05 * max(high - low, 2.0)
+    return low - margin, high + margin
+
+
 def percent(ratio: float, sign: bool = True) -> str:
     """A ratio as what it adds: 1.397 is ``+39.7 %``; one digit after the point below 100 %."""
-    gain = 100.0 * (ratio - 1.0)
-    digits = 1 if abs(gain) < 99.95 else 0
-    gain = round(gain, digits) + 0.0  # no minus before a zero
-    return f"{gain:{'+' if sign else ''}.{digits}f} %"
+    more = gain(ratio)
+    digits = 1 if abs(more) < 99.95 else 0
+    more = round(more, digits) + 0.0  # no minus before a zero
+    return f"{more:{'+' if sign else ''}.{digits}f} %"
 
 
 def range_words(interval: Interval | None) -> str:
@@ -176,10 +202,10 @@ def headline(analysis: Analysis) -> str:
         [each for each in shown if each.against_baseline and each.against_baseline.verdict == verdict]
         for verdict in ("more", "less")
     ]
-    best = max(more, key=_gain, default=None)
+    best = max(more, key=_ratio, default=None)
     if best is not None and best.against_baseline is not None:
-        gain = percent(best.against_baseline.ratio, sign=False)
-        return f"{plain(best.cell.label)}: {gain} {'more' if metric else 'faster'} than the baseline."
+        much = percent(best.against_baseline.ratio, sign=False)
+        return f"{plain(best.cell.label)}: {much} {'more' if metric else 'faster'} than the baseline."
     if any(each.against_baseline and each.against_baseline.verdict == "none" for each in shown) or less:
         loss = f"; {len(less)} of {len(shown)} are {'less' if metric else 'slower'}" if less else ""
         return f"Nothing was shown to {'give more' if metric else 'be faster'} than the baseline{loss}."
@@ -270,7 +296,7 @@ def _inert(analysis: Analysis, result: CellResult) -> str:
     return "; ".join(dict.fromkeys(reasons))
 
 
-def _gain(cell: CellResult) -> float:
+def _ratio(cell: CellResult) -> float:
     return cell.against_baseline.ratio if cell.against_baseline is not None else 0.0
 
 
