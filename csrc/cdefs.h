@@ -60,3 +60,7 @@ void byteps_no_farewell(void);
 
 /* How many threads would share work that moves n_bytes through memory, when `threads` are allowed. */
 int byteps_team_size(size_t n_bytes, int threads);
+
+/* How many threads a parallel region really gets that asks for `threads`: the runtime may give fewer.  The calling thread
+ * keeps that team, waiting as the policy says, until it ends. */
+int byteps_given_team(int threads);

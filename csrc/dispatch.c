@@ -161,3 +161,16 @@ int byteps_copy(void *out, const void *source, size_t n_bytes, int threads)
     }
     return BYTEPS_OK;
 }
+
+int byteps_given_team(int threads)
+{
+    int given = 1;
+    if (threads > 1) {
+#pragma omp parallel num_threads(threads)
+        {
+#pragma omp single
+            given = omp_get_num_threads();
+        }
+    }
+    return given;
+}

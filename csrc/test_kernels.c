@@ -185,6 +185,10 @@ int main(void)
     test_copy(1001);
     test_copy(LARGE);
     test_refusals();
+    for (int threads = 1; threads <= 4; threads++) {
+        const int given = byteps_given_team(threads);
+        check(given >= 1 && given <= threads, "the team given", 0, 0, (size_t)threads);
+    }
     printf("%lu passed, %lu failed\n", passed, failed);
     return failed != 0;
 }

@@ -64,6 +64,13 @@ class Kernels(Protocol):
             KernelError: a buffer is too short or not writable, or they overlap.
         """
 
+    def team(self, threads: int) -> int:
+        """How many threads really share work for which ``threads`` (at least 1) are allowed, and which is large enough.
+
+        It is tried out: OpenMP gives fewer where ``OMP_THREAD_LIMIT``, ``OMP_DYNAMIC`` or the system does not allow
+        more.  Takes about as long as starting so many threads, which end again.
+        """
+
 
 def select(name: str) -> Kernels:
     """The kernels called ``"native"`` or ``"reference"``.

@@ -5,6 +5,7 @@ cffi releases the GIL during a call.  Importing this module raises ImportError w
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from byteps_py.errors import KernelError
@@ -73,6 +74,20 @@ class NativeKernels:
         """See :meth:`byteps_py.kernels.Kernels.copy`."""
         target, origin = check_copy(out, source, nbytes, threads)
         _raise_for(lib.byteps_copy(ffi.from_buffer(target), ffi.from_buffer(origin), nbytes, threads))
+
+    def team(self, threads: int) -> int:
+        """See :meth:`byteps_py.kernels.Kernels.team`.
+
+        OpenMP keeps a team for the thread that has asked for it, which under an active policy would spin from now on:
+        so that thread is one that ends.
+        """
+        if threads == 1:
+            return 1
+        given: list[int] = []
+        asking = threading.Thread(target=lambda: given.append(lib.byteps_given_team(threads)), name="byteps-team")
+        asking.start()
+        asking.join()
+        return given[0]
 
 
 def _raise_for(status: int) -> None:

@@ -58,6 +58,10 @@ class ReferenceKernels:
         _refuse_overlap(result, [original])
         result[:] = original
 
+    def team(self, threads: int) -> int:
+        """See :meth:`byteps_py.kernels.Kernels.team`."""
+        return 1
+
 
 def _elements(buffer: memoryview, storage: np.dtype[Any], count: int) -> _Array:
     return np.frombuffer(buffer, storage, count)

@@ -390,3 +390,8 @@ class TestCopy:
 
     def test_of_nothing_between_empty_buffers(self, kernels: Kernels) -> None:
         kernels.copy(bytearray(), b"", 0, 1)
+
+
+def test_a_team_has_at_most_the_threads_allowed(kernels: Kernels) -> None:
+    assert kernels.team(1) == 1
+    assert 1 <= kernels.team(3) <= (3 if kernels.name == "native" else 1)

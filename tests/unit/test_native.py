@@ -96,6 +96,30 @@ def test_several_threads_may_sum_at_once() -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize(("environ", "given"), [({}, 4), ({"OMP_THREAD_LIMIT": "2"}, 2)], ids=["", "limit"])
+def test_a_team_is_tried_out_and_its_threads_end(environ: dict[str, str], given: int) -> None:
+    """Under an active policy they would spin for minutes if the thread that asked for them lived on."""
+    script = (
+        "import os, time\n"
+        "from byteps_py.kernels.native import NativeKernels\n"
+        "def count(): return len(os.listdir('/proc/self/task'))\n"
+        "before = count()  # NumPy has threads, too\n"
+        "print(NativeKernels().team(4))\n"
+        "deadline = time.monotonic() + 30\n"
+        "while count() > before: assert time.monotonic() < deadline; time.sleep(0.01)\n"
+    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=clean | {"OMP_WAIT_POLICY": "ACTIVE"} | environ,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == (f"{given}\n", "", 0)
+
+
 def test_subnormals_are_kept_where_the_caller_flushes_them() -> None:
     torch = pytest.importorskip("torch")
     bits = np.full(MIB, 71362, np.uint32)  # as float32: about 1e-40
