@@ -17,6 +17,7 @@ from byteps_py.role import Role
 from byteps_py.settings import (
     JobSettings,
     LaunchSettings,
+    RecordSettings,
     inspect,
     runs_alone,
     settings_class,
@@ -54,11 +55,13 @@ def _sections() -> Iterator[Section]:
     common = [
         name for name, _ in variables_of(JobSettings) if len({each[name].default for each in tables.values()}) == 1
     ]
+    recorded = tuple(name for name, _ in variables_of(RecordSettings))
     common.sort(key=lambda name: tables[Role.WORKER][name].default is not None)
     title = "Every process of a distributed job: scheduler, servers and workers"
-    yield Section(title, None, JobSettings, tuple(common))
+    yield Section(title, None, JobSettings, tuple(name for name in common if name not in recorded))
     for role, title in ((Role.SCHEDULER, "The scheduler"), (Role.SERVER, "Servers"), (Role.WORKER, "Workers")):
         yield Section(title, role, settings_class(role), tuple(name for name in tables[role] if name not in common))
+    yield Section("Measuring, for processes of every kind", None, RecordSettings, recorded)
     fields = tuple(name for name, _ in variables_of(LaunchSettings))
     yield Section("Read before there is a role, by bpslaunch and others", None, LaunchSettings, fields)
 

@@ -32,6 +32,7 @@ from byteps_py.roles.worker import Worker
 from byteps_py.settings import (
     MAX_PARTITION_BYTES,
     LogSettings,
+    ProcessSettings,
     WorkerSettings,
     environment,
     read,
@@ -304,7 +305,7 @@ def _begin() -> Session:
             f"DMLC_ROLE={role}: a {role} runs no training script; start it by `bpslaunch` or `bps {role}`"
         )
     if runs_alone():
-        _start_logging(read(LogSettings))
+        _start_logging(read(ProcessSettings))
         if role is Role.WORKER:
             _log.warning(
                 "this worker runs alone, without the scheduler and the servers: that is what DMLC_NUM_WORKER=1 means; "

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from byteps_py.errors import SettingsError
+from byteps_py.record_settings import RecordSettings
 from byteps_py.role import Role
 from byteps_py.variables import (
     Finding,
@@ -37,6 +38,8 @@ __all__ = [
     "JobSettings",
     "LaunchSettings",
     "LogSettings",
+    "ProcessSettings",
+    "RecordSettings",
     "SchedulerSettings",
     "ServerSettings",
     "Variable",
@@ -66,7 +69,7 @@ def _log_level(default: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings:
-    """What is logged, and how: for a process of any job, also for one that is a job of its own."""
+    """What is logged, and how."""
 
     log_level: str = _log_level("warning")
     verbose: int = variable(
@@ -76,7 +79,12 @@ class LogSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobSettings(LogSettings):
+class ProcessSettings(RecordSettings, LogSettings):
+    """For a process of any job, also for one that is a job of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSettings(ProcessSettings):
     """What every process of a distributed job must know."""
 
     num_worker: int = variable("DMLC_NUM_WORKER", integer(1, 65535), "number of worker machines")
@@ -245,7 +253,7 @@ _CLASSES: dict[Role, type[JobSettings]] = {
     Role.SERVER: ServerSettings,
     Role.WORKER: WorkerSettings,
 }
-_S = TypeVar("_S", bound=LogSettings)
+_S = TypeVar("_S", bound=ProcessSettings)
 
 
 def read_role(environ: Mapping[str, str] | None = None) -> Role | None:
@@ -265,7 +273,7 @@ def read_role(environ: Mapping[str, str] | None = None) -> Role | None:
         raise SettingsError(f"DMLC_ROLE={text!r} must be one of scheduler, server, worker{hint}") from None
 
 
-def inspect(settings: type[LogSettings], environ: Mapping[str, str]) -> tuple[list[Finding], list[str]]:
+def inspect(settings: type[ProcessSettings], environ: Mapping[str, str]) -> tuple[list[Finding], list[str]]:
     """Look at each variable of a class by itself, then at all together.
 
     Returns:
@@ -289,7 +297,7 @@ def read(settings: type[_S], environ: Mapping[str, str] | None = None) -> _S:
 
     Args:
         settings: :class:`SchedulerSettings`, :class:`ServerSettings` or :class:`WorkerSettings`; or
-            :class:`LogSettings`, of which no variable must be set.
+            :class:`ProcessSettings`, of which no variable must be set.
         environ: the environment; None for that of this process. An empty value counts as not set.
 
     Raises:

@@ -23,6 +23,7 @@ __all__ = [
     "examine",
     "host",
     "integer",
+    "label",
     "port_range",
     "seconds",
     "team",
@@ -154,6 +155,19 @@ def text(form: str, longest: int = _MAX_TEXT) -> tuple[str, Callable[[str], str]
     def parse(text: str) -> str:
         word = text.strip()
         if not 0 < len(word) <= longest or not word.isprintable():
+            raise ValueError(text)
+        return word
+
+    return form, parse
+
+
+def label() -> tuple[str, Callable[[str], str]]:
+    """A name that may be shown in a table, and that hardly changes when it becomes a file name."""
+    form, parse_text = text("letters, digits, blanks and any of -._=+,")
+
+    def parse(text: str) -> str:
+        word = parse_text(text)
+        if not re.fullmatch(r"[A-Za-z0-9 ._=+,-]+", word):
             raise ValueError(text)
         return word
 

@@ -15,6 +15,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "role", "version"),
     ("types",),
     ("variables",),
+    ("record_settings",),
     ("completion",),
     ("settings",),
     ("known_names",),

@@ -16,7 +16,7 @@ from byteps_py.known_names import KNOWN
 from byteps_py.settings import (
     JobSettings,
     LaunchSettings,
-    LogSettings,
+    ProcessSettings,
     SchedulerSettings,
     ServerSettings,
     WorkerSettings,
@@ -64,9 +64,25 @@ class TestRead:
         assert read(ServerSettings, JOB).engine_threads == 1
         assert [read(each, JOB).log_level for each in CLASSES] == ["info", "info", "warning"]
 
-    def test_what_is_logged_needs_no_job(self) -> None:
-        settings = read(LogSettings, {"PS_VERBOSE": "2", "BYTEPS_LOG_HIDE_TIME": "1"})
+    def test_what_is_logged_and_recorded_needs_no_job(self) -> None:
+        settings = read(ProcessSettings, {"PS_VERBOSE": "2", "BYTEPS_LOG_HIDE_TIME": "1"})
         assert (settings.log_level, settings.verbose, settings.hide_time) == ("warning", 2, True)
+        assert (settings.record, settings.cell, settings.block, settings.stage_times) == (None, "cell", None, True)
+        assert (settings.warmup_steps, settings.measured_steps) == (20, 0)
+
+    @pytest.mark.parametrize("settings", (*CLASSES, ProcessSettings))
+    def test_every_process_reads_where_its_record_goes(self, settings: type[ProcessSettings]) -> None:
+        environ = {
+            "BYTEPS_AB_RECORD": "/some where/" + "x" * 300,
+            "BYTEPS_AB_CELL": "+ omp-wait-policy=passive, num_servers=2.0",
+            "BYTEPS_AB_BLOCK": "3",
+            "BYTEPS_AB_WARMUP_STEPS": "0",
+            "BYTEPS_AB_STEPS": "100",
+            "BYTEPS_STAGE_TIMES": "0",
+        }
+        found = read(settings, JOB | environ)
+        assert (found.record, found.cell) == (environ["BYTEPS_AB_RECORD"], environ["BYTEPS_AB_CELL"])
+        assert (found.block, found.warmup_steps, found.measured_steps, found.stage_times) == (3, 0, 100, False)
 
     def test_values(self) -> None:
         worker = read(
@@ -246,6 +262,12 @@ class TestProblems:
             ("PS_VERBOSE", "3"),
             ("BYTEPS_PORT_RANGE", "9009-9000"),
             ("BYTEPS_PORT_RANGE", "9000:9009"),
+            ("BYTEPS_AB_CELL", "a/b"),
+            ("BYTEPS_AB_CELL", "passive\u00e9"),
+            ("BYTEPS_AB_BLOCK", "-1"),
+            ("BYTEPS_AB_STEPS", "all"),
+            ("BYTEPS_AB_RECORD", "x" * 4096),
+            ("BYTEPS_STAGE_TIMES", "2"),
             ("OMP_NUM_THREADS", "0"),
             ("OMP_NUM_THREADS", "many"),
             ("OMP_WAIT_POLICY", "eager"),
@@ -395,7 +417,7 @@ class TestTable:
                     assert variable.parse(variable.default) == field.default
 
     def test_every_variable_that_the_package_speaks_of_is_in_the_table(self) -> None:
-        known = set(KNOWN)
+        known = {*KNOWN, "OMP_DISPLAY_ENV"}  # which is only set, for the OpenMP runtime
         spoken: set[str] = set()
         for folder in (ROOT / "byteps_py", ROOT / "launcher"):
             for path in folder.rglob("*.py"):
