@@ -1,0 +1,197 @@
+"""How often `bps ab` says the truth, on experiments whose truth is known.
+
+Each synthetic experiment draws the speed of every run, as a log-normal number around its cell's true speed, times a
+factor that all runs of a block share; then it goes through the same analysis as a real one.  Counted is how often a
+difference is shown: where there is none this is a false one (meant to be one in twenty), where there is one of 10 % it
+is found.  *expected* is what Student's t promises for such noise; it holds for differences that are there.
+
+What 5 % of noise means decides what can be found.  If each run varies by 5 %, the ratio of two runs varies by 7 %, and
+five blocks find 10 % in about two experiments of three: no honest test can do much better, since even with the noise
+known, and not estimated from five numbers, it would be 85 in 100.  More blocks help, and so does a grid: the effect of
+one of its factors is averaged over the levels of the other, from twice the runs.
+
+The exit status is 1 if more than 7 % of the experiments without a difference show one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from byteps_py.tune import factors, statistics
+from byteps_py.tune.analysis import analyse
+from byteps_py.tune.model import Design, Run
+from byteps_py.tune.results import Interval
+
+BLOCKS = 5
+NOISE = 0.05
+BLOCK_NOISE = 0.3
+DIFFERENCE = 1.1
+MOST_FALSE = 0.07
+
+TWO_CELLS = ("FIRST=off,on",)
+GRID = ("FIRST=off,on", "SECOND=off,on")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Experiments of one kind.
+
+    Attributes:
+        name: for the table.
+        varied: the factors; the first of them makes the difference, if there is one.
+        blocks: number of blocks.
+        ratio: true speed of the first factor's second level over its first.
+        noise: standard deviation of the logarithm of each run's speed, by the level of the first factor.
+        block_noise: the same of the blocks' speeds.
+        asked: index of the factor whose effect is looked at.
+    """
+
+    name: str
+    varied: tuple[str, ...] = TWO_CELLS
+    blocks: int = BLOCKS
+    ratio: float = 1.0
+    noise: tuple[float, float] = (NOISE, NOISE)
+    block_noise: float = 0.0
+    asked: int = 0
+
+    @property
+    def truth(self) -> float:
+        """The ratio that is looked for."""
+        return self.ratio if self.asked == 0 else 1.0
+
+    @property
+    def expected(self) -> float:
+        """The probability that a difference is shown."""
+        if self.truth == 1.0:
+            return round(1 - statistics.CONFIDENCE, 9)
+        pairs = 2 ** (len(self.varied) - 1)
+        return statistics.power(self.truth, math.hypot(*self.noise) / math.sqrt(pairs), self.blocks)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of the experiments of one kind.
+
+    Attributes:
+        name, blocks, expected: of the case.
+        difference: whether there was one to be found.
+        experiments: how many were made.
+        shown: how many showed one; a true one must be shown in its direction.
+    """
+
+    name: str
+    blocks: int
+    expected: float
+    difference: bool
+    experiments: int
+    shown: int
+
+    @property
+    def rate(self) -> float:
+        return self.shown / self.experiments
+
+    @property
+    def error(self) -> float:
+        """Standard error of the rate."""
+        return math.sqrt(max(self.rate * (1 - self.rate), 1 / self.experiments) / self.experiments)
+
+
+def cases() -> list[Case]:
+    """Experiments without a difference, and with one of 10 %."""
+    of_run = (NOISE, NOISE)
+    of_ratio = (NOISE / math.sqrt(2), NOISE / math.sqrt(2))
+    needed = statistics.blocks_needed(DIFFERENCE, math.hypot(*of_run))
+    needed_grid = statistics.blocks_needed(DIFFERENCE, NOISE)
+    ten = f"{100 * (DIFFERENCE - 1):.0f} %"
+    return [
+        Case("no difference"),
+        Case("no difference, blocks vary by 30 %", block_noise=BLOCK_NOISE),
+        Case("no difference, one cell three times as noisy", noise=(NOISE, 3 * NOISE)),
+        Case("no difference: the other factor of a grid", GRID, ratio=DIFFERENCE, block_noise=BLOCK_NOISE, asked=1),
+        Case(f"{ten}, two cells, runs vary by 5 %", ratio=DIFFERENCE, block_noise=BLOCK_NOISE),
+        Case(f"{ten}, two cells, their ratio varies by 5 %", ratio=DIFFERENCE, noise=of_ratio, block_noise=BLOCK_NOISE),
+        Case(f"{ten}, a factor of a 2x2 grid, runs vary by 5 %", GRID, ratio=DIFFERENCE, block_noise=BLOCK_NOISE),
+        Case(f"{ten}, the same grid, more blocks", GRID, needed_grid, ratio=DIFFERENCE, block_noise=BLOCK_NOISE),
+        Case(f"{ten}, two cells, more blocks", blocks=needed, ratio=DIFFERENCE, block_noise=BLOCK_NOISE),
+    ]
+
+
+def synthetic(experiments: int, seed: int) -> list[Row]:
+    """Make ``experiments`` experiments of each case; the same seed gives the same ones."""
+    return [measure(case, experiments, np.random.default_rng([seed, index])) for index, case in enumerate(cases())]
+
+
+def measure(case: Case, experiments: int, generator: np.random.Generator) -> Row:
+    """Make the experiments of one case."""
+    design = factors.design(factors.factors(case.varied), command=["synthetic"], repeats=case.blocks)
+    shown = sum(_shows(_experiment(case, design, generator), case.truth) for _ in range(experiments))
+    return Row(case.name, case.blocks, case.expected, case.truth != 1.0, experiments, shown)
+
+
+def _experiment(case: Case, design: Design, generator: np.random.Generator) -> Interval | None:
+    """The interval of the effect that is asked for, of one experiment."""
+    on = [int(cell.levels[0] == "on") for cell in design.cells]
+    log_speeds = generator.normal(0.0, case.block_noise, (case.blocks, 1)) + np.array(on) * math.log(case.ratio)
+    log_speeds = log_speeds + generator.normal(0.0, [case.noise[level] for level in on], log_speeds.shape)
+    speeds = np.exp(log_speeds).tolist()
+    runs = [Run(cell, block, value=value) for block, row in enumerate(speeds) for cell, value in enumerate(row)]
+    return analyse(design, runs).effects[case.asked].interval
+
+
+def _shows(interval: Interval | None, truth: float) -> bool:
+    verdict = "unknown" if interval is None else interval.verdict
+    return verdict == "more" if truth > 1.0 else verdict in ("more", "less")
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Print the table."""
+    width = max(len(row.name) for row in rows)
+    print(f"{'':{width}}  blocks   difference shown   expected")
+    for row in rows:
+        rate = f"{row.rate:6.1%} +- {row.error:.1%}"
+        print(f"{row.name:{width}}  {row.blocks:6}   {rate:>16}   {row.expected:8.1%}")
+
+
+def passes(rows: Sequence[Row]) -> bool:
+    """Whether differences that are none are shown rarely enough."""
+    return all(row.rate <= MOST_FALSE for row in rows if not row.difference)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make the experiments, print the table, and return the exit status."""
+    options = _parse(arguments)
+    rows = synthetic(options.experiments, options.seed)
+    print(f"{options.experiments} synthetic experiments of each kind, seed {options.seed}")
+    show(rows)
+    if options.json is not None:
+        result = [asdict(row) | {"rate": row.rate} for row in rows]
+        options.json.write_text(
+            json.dumps({"seed": options.seed, "synthetic": result}, indent=2) + "\n", encoding="utf-8"
+        )
+    if not passes(rows):
+        print(f"more than {MOST_FALSE:.0%} of the experiments without a difference show one", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Count how often a comparison shows a difference that is there, and one that is not."
+    )
+    parser.add_argument("--synthetic", action="store_true", default=True, help="draw the speeds (the default)")
+    parser.add_argument("--experiments", type=int, default=2000, help="of each kind (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the random numbers (default %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
