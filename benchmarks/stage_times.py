@@ -1,0 +1,42 @@
+"""What it costs to keep stage times: nothing that can be measured.
+
+    python -m benchmarks.stage_times [--blocks 8] [--out DIR]
+
+Compares jobs with and without them (`BYTEPS_STAGE_TIMES`) by `bps ab`, for large tensors and for many small ones, where
+each partition's two clock readings weigh most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+WORKLOAD = Path(__file__).resolve().parent / "push_pull.py"
+CASES = {"large": ("--bytes", "4000000", "--tensors", "4"), "small": ("--bytes", "1000", "--tensors", "200")}
+"""Words for the workload: 4 tensors of 4 MB, and 200 of 1 KB, a step."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run both comparisons; returns the highest exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--blocks", type=int, default=8, help="default: %(default)s")
+    parser.add_argument("--out", type=Path, help="folder for the experiments (default: a temporary one)")
+    options = parser.parse_args(arguments)
+    status = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        for name, words in CASES.items():
+            print(f"\n=== {name}: {' '.join(words)} ===\n", flush=True)
+            command = [sys.executable, "-m", "byteps_py", "ab", "--vary", "BYTEPS_STAGE_TIMES=0,1", "--seed", "1"]
+            command += ["--repeats", str(options.blocks), "--out", os.fspath((options.out or Path(temporary)) / name)]
+            done = subprocess.run([*command, "--", sys.executable, str(WORKLOAD), *words], check=False)
+            status = max(status, done.returncode)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
