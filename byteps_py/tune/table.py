@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from byteps_py.tune import wording
 from byteps_py.tune.model import BASELINE
-from byteps_py.tune.results import Analysis, CellResult, Interval
+from byteps_py.tune.results import Analysis, Interval
 
 __all__ = ["as_text"]
 
@@ -146,7 +146,7 @@ def _cell_row(analysis: Analysis, index: int, paper: _Paper, with_unit: bool) ->
 
 
 def _effects(analysis: Analysis, paper: _Paper) -> None:
-    if len(analysis.design.factors) < 2 or not analysis.effects:
+    if not wording.has_effects(analysis):
         return
     paper.title("Each factor by itself, averaged over the levels of the others")
     unit = next((each.unit for each in analysis.cells if each.values), "")
@@ -217,7 +217,7 @@ def _cpu(analysis: Analysis, paper: _Paper) -> None:
 
 
 def _openmp(analysis: Analysis, paper: _Paper) -> None:
-    if not any(_knows_openmp(cell) for cell in analysis.cells):
+    if not any(wording.knows_openmp(cell) for cell in analysis.cells):
         return
     paper.title("OpenMP as the processes really had it: threads of a team, and how idle ones wait")
     titles = ["", "server\nengines", "server\nteam", "server\npolicy", "worker\nteam", "worker\npolicy"]
@@ -225,16 +225,11 @@ def _openmp(analysis: Analysis, paper: _Paper) -> None:
     paper.table(titles, rows, left=(0, 3, 5))
 
 
-def _knows_openmp(cell: CellResult) -> bool:
-    return bool(cell.server_team or cell.server_policy or cell.worker_team or cell.worker_policy)
-
-
 def _failures(analysis: Analysis, paper: _Paper) -> None:
     for index, cell in enumerate(analysis.cells):
         if not cell.failed:
             continue
-        runs = "1 run" if cell.failed == 1 else f"{cell.failed} runs"
-        paper.title(f"{wording.plain(cell.cell.label)}: {runs} failed")
+        paper.title(f"{wording.plain(cell.cell.label)}: {wording.count(cell.failed, 'run')} failed")
         for problem in wording.failures(analysis, index):
             paper.text(problem, "- ", "  ")
         end = wording.log_end(cell.log)

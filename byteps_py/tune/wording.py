@@ -19,13 +19,16 @@ __all__ = [
     "cell_remarks",
     "command_line",
     "cores",
+    "count",
     "effect_name",
     "effect_remarks",
     "failures",
     "fold",
     "gain",
     "gain_limits",
+    "has_effects",
     "headline",
+    "knows_openmp",
     "log_end",
     "number",
     "openmp_facts",
@@ -147,6 +150,11 @@ def cell_remarks(analysis: Analysis, index: int) -> list[str]:
     return [*remarks, *failures(analysis, index)]
 
 
+def has_effects(analysis: Analysis) -> bool:
+    """Whether more than one factor is varied, so that their effects say more than the rows of the cells."""
+    return sum(len(each.levels) > 1 for each in analysis.design.factors) > 1 and bool(analysis.effects)
+
+
 def effect_remarks(effect: Effect) -> list[str]:
     """The same for a row of the factors."""
     return _seen(effect.interval) + ([f"inert: {plain(effect.inert)}"] if effect.inert else [])
@@ -158,16 +166,25 @@ def effect_name(effect: Effect) -> str:
 
 
 def failures(analysis: Analysis, index: int) -> list[str]:
-    """One line for each reason why runs of a cell failed, with the blocks in which they did."""
+    """One line for each reason why runs of a cell failed, with the blocks in which they did, counted from 1.
+
+    Runs that failed and were made again with success are passed over.
+    """
+    mine = [run for run in analysis.runs if run.cell == index]
+    good = {run.block for run in mine if not run.problem}
     blocks: dict[str, list[int]] = {}
-    for run in analysis.runs:
-        if run.cell == index and run.problem:
-            blocks.setdefault(run.problem, []).append(run.block)
+    for run in {run.block: run for run in mine if run.block not in good}.values():
+        blocks.setdefault(run.problem, []).append(run.block + 1)
     found = [
-        f"failed in block{'s' if len(where) > 1 else ''} {_listed(sorted(set(where)))}: {plain(problem)}"
+        f"failed in block{'s' if len(where) > 1 else ''} {_listed(sorted(where))}: {plain(problem)}"
         for problem, where in blocks.items()
     ]
     return found or [f"failed: {plain(problem)}" for problem in analysis.cells[index].problems]
+
+
+def count(number_of: int, noun: str) -> str:
+    """``1 run``, ``2 runs``."""
+    return f"{number_of} {noun}{'' if number_of == 1 else 's'}"
 
 
 def run_count(analysis: Analysis, index: int) -> str:
@@ -181,14 +198,15 @@ def run_count(analysis: Analysis, index: int) -> str:
 def state(analysis: Analysis) -> str:
     """How much was run: ``4 cells, 20 runs in 5 blocks, 2 workers``, and whether that is all."""
     design = analysis.design
-    cells, runs, blocks = len(design.cells), len(analysis.runs), design.repeats
-    bad = sum(bool(run.problem) for run in analysis.runs)
-    made = _some(runs, "run") if analysis.finished else f"{runs} of {_some(cells * blocks, 'run')}"
-    text = f"{_some(cells, 'cell')}, {made} in {_some(blocks, 'block')}"
+    cells, blocks = len(design.cells), design.repeats
+    bad = sum(cell.failed for cell in analysis.cells)
+    runs = bad + sum(cell.done for cell in analysis.cells)
+    made = count(runs, "run") if analysis.finished else f"{runs} of {count(cells * blocks, 'run')}"
+    text = f"{count(cells, 'cell')}, {made} in {count(blocks, 'block')}"
     if design.num_workers:
-        text += f", {_some(design.num_workers, 'worker')}"
+        text += f", {count(design.num_workers, 'worker')}"
     if bad:
-        text += f"; {_some(bad, 'run')} failed"
+        text += f"; {count(bad, 'run')} failed"
     if not analysis.finished:
         text += "; not finished"
     return text
@@ -223,6 +241,11 @@ def cores(analysis: Analysis) -> str:
     return f"a process may use {' or '.join(map(str, known))} core{'s' if known != [1] else ''}" if known else ""
 
 
+def knows_openmp(cell: CellResult) -> bool:
+    """Whether any process of a cell said what its OpenMP is like."""
+    return bool(cell.server_team or cell.server_policy or cell.worker_team or cell.worker_policy)
+
+
 def openmp_facts(cell: CellResult) -> tuple[str, str, str, str, str]:
     """Engine threads, OpenMP threads of each and policy of the servers; the same of the workers without the first.
 
@@ -237,8 +260,11 @@ def openmp_facts(cell: CellResult) -> tuple[str, str, str, str, str]:
 
 def block_ratios(analysis: Analysis, index: int) -> tuple[float, ...]:
     """Value over the baseline's, of each block that has both, in the order of blocks."""
-    values: dict[tuple[int, int], float] = {
-        (run.cell, run.block): run.value for run in analysis.runs if not run.problem and run.value > 0
+    units = analysis.cells[index].unit, analysis.cells[BASELINE].unit
+    values = {
+        (run.cell, run.block): run.value
+        for run in analysis.runs
+        if not run.problem and 0 < run.value < math.inf and units == (run.unit, run.unit)
     }
     blocks = sorted(block for cell, block in values if cell == index and (BASELINE, block) in values)
     return tuple(values[index, block] / values[BASELINE, block] for block in blocks)
@@ -268,13 +294,25 @@ def command_line(design: Design, out: str = "DIR") -> str:
         return ""
     words = ["bps", "ab"]
     for factor in design.factors:
-        words += ["--vary", f"{factor.name}={','.join(factor.levels)}"]
+        if len(factor.levels) == 1 and factor.option:
+            words += [factor.option, factor.levels[0]]
+        else:
+            words += ["--vary", f"{factor.name}={','.join(map(_level, factor.levels))}"]
     words += ["--num-workers", str(design.num_workers), "--repeats", str(design.repeats)]
     words += ["--warmup-steps", str(design.warmup_steps), "--steps", str(design.steps)]
     if design.metric:
         words += ["--metric", design.metric]
     words += ["--seed", str(design.seed), "--timeout", f"{design.timeout:g}", "--out", out, "--", *design.command]
     return shlex.join(words)
+
+
+def _level(level: str) -> str:
+    """A level as it is typed after ``--vary``, where a comma ends it and blanks around it do not count."""
+    if level != level.strip() or level[:1] in ("'", '"'):
+        quote = '"' if '"' not in level else "'"
+        if quote not in level:
+            return f"{quote}{level}{quote}"
+    return level.replace("\\", "\\\\").replace(",", "\\,")
 
 
 def _seen(interval: Interval | None) -> list[str]:
@@ -298,10 +336,6 @@ def _inert(analysis: Analysis, result: CellResult) -> str:
 
 def _ratio(cell: CellResult) -> float:
     return cell.against_baseline.ratio if cell.against_baseline is not None else 0.0
-
-
-def _some(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _listed(numbers: Sequence[int]) -> str:

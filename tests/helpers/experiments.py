@@ -188,7 +188,7 @@ def _cell(plan: Design, made: Sequence[Run], index: int) -> CellResult:
     bad = [each for each in mine if each.problem]
     return CellResult(
         cell=plan.cells[index],
-        done=len(mine),
+        done=len(good),
         failed=len(bad),
         values=values,
         median=statistics.median(values) if values else None,
