@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 from byteps_py import completion, env_report, known_names
@@ -35,13 +35,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the words after the program's name; None for those of this process.
     """
+    words = sys.argv[1:] if argv is None else list(argv)
     parser = _parser()
-    arguments = parser.parse_args(argv)
-    run: Callable[[argparse.Namespace], int] | None = getattr(arguments, "run", None)
-    if run is None:
+    # Its last words are a command of the user's, which argparse would search for options.
+    arguments = argparse.Namespace(command="ab", run=None) if words[:1] == ["ab"] else parser.parse_args(words)
+    if arguments.command is None:
         parser.error("a command is missing")
     try:
-        return run(arguments)
+        return _compare(words[words.index("ab") + 1 :]) if arguments.run is None else int(arguments.run(arguments))
     except SettingsError as error:
         for problem in error.problems:
             print(f"bps {arguments.command}: {problem}", file=sys.stderr)
@@ -53,10 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(*, whole: bool = False) -> argparse.ArgumentParser:
+    """The parser; ``whole``: with the options of commands that parse their words themselves."""
     parser = argparse.ArgumentParser(
         prog="bps",
-        description="Run one role of a byteps_py job, or show what its environment means. See also bpslaunch.",
+        description="Run one role of a byteps_py job, show what its environment means, or find out which settings are "
+        "faster. See also bpslaunch.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
@@ -80,6 +83,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     env.add_argument("--json", action="store_true", help="as a JSON object")
     env.set_defaults(run=_show_environment)
+    text = "compare settings of a training job, and say how sure the difference is"
+    compare = commands.add_parser("ab", help=text, description=f"{text}.", allow_abbrev=False)
+    compare.set_defaults(run=None)
+    if whole:
+        from byteps_py.tune import arguments as ab_arguments
+
+        ab_arguments.add_options(compare)
     text = "print the completion of this command, to be sourced by the shell"
     shell = commands.add_parser("completion", help=text, description=f"{text}.", allow_abbrev=False)
     shell.add_argument("shell", choices=completion.SHELLS, help="for which shell")
@@ -98,8 +108,14 @@ def _show_environment(arguments: argparse.Namespace) -> int:
 
 
 def _print_completion(arguments: argparse.Namespace) -> int:
-    print(completion.script(arguments.shell, _parser(), "bps completion"), end="")
+    print(completion.script(arguments.shell, _parser(whole=True), "bps completion"), end="")
     return 0
+
+
+def _compare(words: Sequence[str]) -> int:
+    from byteps_py.tune import command
+
+    return command.main(words, os.environ)
 
 
 def _run_scheduler(arguments: argparse.Namespace) -> int:

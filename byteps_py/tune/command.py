@@ -1,0 +1,167 @@
+"""``bps ab`` and ``bps ab report``: from the words of the command line to the report."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from byteps_py.errors import SettingsError
+from byteps_py.tune import arguments, factors, journal, running
+from byteps_py.tune.arguments import Asked, AskedReport
+from byteps_py.tune.experiment import Outcome, Screen, describe_setup, run
+from byteps_py.tune.model import Design, Run
+
+__all__ = ["main"]
+
+FAILED = 1
+"""Exit status if some cell has no good run."""
+SIGNALLED = 128
+"""What is added to the number of the signal that interrupted an experiment."""
+_SEEDS = 10**6
+"""A drawn seed is below this, so that it can be read and typed."""
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run the command; returns the exit status.
+
+    Args:
+        argv: the words after ``bps ab``.
+        environ: the environment that the runs inherit.
+
+    Raises:
+        SettingsError: a usage error, a bad setting, or a folder that cannot be used; no run was started.
+    """
+    if argv[:1] == [arguments.REPORT]:
+        asked = arguments.parse_report(argv[1:])
+        if asked is None:
+            print(arguments.help_text(report=True), end="")
+            return 0
+        return _report_again(asked)
+    experiment = arguments.parse(argv)
+    if experiment is None:
+        print(arguments.help_text(), end="")
+        return 0
+    return _show(experiment, environ) if experiment.dry_run else _experiment(experiment, environ)
+
+
+def _show(asked: Asked, environ: Mapping[str, str]) -> int:
+    """A dry run."""
+    _check(asked, environ)
+    design = asked.design
+    for block, cell in factors.order(design):
+        print(f"# block {block + 1}/{design.repeats}, {design.cells[cell].label}")
+        print(running.as_shell_line(design, cell, block, asked.out, environ))
+    return 0
+
+
+def _experiment(asked: Asked, environ: Mapping[str, str]) -> int:
+    _check(asked, environ)
+    screen = Screen(sys.stderr)
+    seed = asked.design.seed if asked.has_seed else secrets.randbelow(_SEEDS)
+    design = msgspec.structs.replace(asked.design, seed=seed)
+    with journal.open_journal(design, asked.out, screen.say, any_seed=not asked.has_seed) as book:
+        for line in describe_setup(book, environ):
+            screen.say(line)
+        try:
+            outcome = run(book, environ, screen)
+        except OSError as error:
+            place = f"{error.filename}: " if error.filename else ""
+            screen.say(f"bps ab: {place}{error.strerror or error}: the same command goes on from here")
+            return FAILED
+        return _finish(book, outcome, screen)
+
+
+def _finish(book: journal.Journal, outcome: Outcome, screen: Screen) -> int:
+    """Tell how it ended, and write the report of what is there."""
+    good = {each.cell for each in book.runs if not each.problem}
+    missing = len(book.design.cells) - len(good)
+    if outcome.number:
+        screen.say(f"interrupted: the same command goes on from here (--out {book.folder})")
+    if outcome.hopeless:
+        screen.say(
+            "given up: every combination has failed, and none has ever worked; mend the command, and start it again"
+        )
+    if good:
+        _report(book.design, book.runs, book.folder)
+    if outcome.number:
+        return SIGNALLED + outcome.number
+    return FAILED if missing else 0
+
+
+def _report_again(asked: AskedReport) -> int:
+    experiments = [each for each in asked.folders if journal.holds_experiment(each)]
+    if experiments and len(asked.folders) > 1:
+        names = ", ".join(map(str, experiments))
+        raise SettingsError(f"{names}: a report is of one experiment, or of folders with records: give it alone")
+    if experiments:
+        design, runs = journal.load(experiments[0])
+    else:
+        design, runs = _from_records(asked.folders)
+    _report(design, runs, asked.out or asked.folders[0])
+    good = {each.cell for each in runs if not each.problem}
+    return 0 if len(good) == len(design.cells) else FAILED
+
+
+def _from_records(folders: Sequence[Path]) -> tuple[Design, list[Run]]:
+    from byteps_py.tune import records
+
+    return records.from_records(records.read(list(folders)))
+
+
+def _report(design: Design, runs: Sequence[Run], folder: Path) -> None:
+    """Print the table, and write the files."""
+    from byteps_py.tune import analysis, report, table
+
+    result = analysis.analyse(design, runs, _machine())
+    width = max(80, shutil.get_terminal_size((100, 24)).columns)
+    print(table.as_text(result, width, sys.stdout.isatty()))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        written = report.write(result, folder)
+    except OSError as error:
+        raise SettingsError(f"{error.filename or folder}: {error.strerror}: the report cannot be written") from error
+    print("written: " + ", ".join(map(str, written)))
+
+
+def _check(asked: Asked, environ: Mapping[str, str]) -> None:
+    """Everything that would make every run fail, or those of a cell, is told before the first one.
+
+    Raises:
+        SettingsError: with all that was found.
+    """
+    problems = list(_command_problems(asked.design, environ))
+    problems += running.check_cells(asked.design, asked.out, environ) if not problems else []
+    if problems:
+        raise SettingsError(problems)
+
+
+def _command_problems(design: Design, environ: Mapping[str, str]) -> Iterator[str]:
+    program = design.command[0]
+    if running.RUN_DIR in program or any(each.name == "PATH" for each in design.factors):
+        return
+    if shutil.which(program, path=environ.get("PATH")) is None:
+        hint = "is it the value of an option that is misspelt? " if program[:1].isdigit() else ""
+        yield f"there is no command {program!r}: {hint}COMMAND begins at the first word that is no option"
+
+
+def _machine() -> str:
+    """For the report: on what the runs were made."""
+    from byteps_py.version import package_version
+
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+        model = names[0] if names else model
+    cores = len(os.sched_getaffinity(0))
+    return (
+        f"{platform.node()}: {model}, {cores} {'core' if cores == 1 else 'cores'}; {platform.system()} "
+        f"{platform.release()}; Python {platform.python_version()}, byteps_py {package_version()}"
+    )

@@ -1,0 +1,239 @@
+"""An experiment on the disk: what was asked (``design.json``) and each run that was made (``runs.jsonl``).
+
+A run is written when it has ended, and is on the disk before the next one begins: an experiment that is interrupted, in
+whichever way, loses the run in progress and nothing else.  A line that was cut short is passed over.  A run that has
+failed and is made again gets a line of its own.
+
+One process works in a folder: it holds a lock (``flock``) on ``lock``, in which its process id stands.  The launcher of
+the run in progress holds the same lock, so that an experiment goes on only after what an earlier one has left running
+has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from byteps_py.errors import SettingsError
+from byteps_py.tune.model import Design, Run
+
+__all__ = ["DESIGN", "RUNS", "Journal", "holds_experiment", "load", "open_journal"]
+
+DESIGN = "design.json"
+RUNS = "runs.jsonl"
+_LOCK = "lock"
+_LOCK_SECONDS = 30.0
+"""How long it may take until the run of an experiment that was killed has ended."""
+_POLL_SECONDS = 0.1
+
+Say = Callable[[str], None]
+
+
+class Journal:
+    """An experiment that is open for writing. Made by :func:`open_journal`; belongs to one thread.
+
+    Attributes:
+        design: what is asked.
+        folder: where it is.
+        lock: descriptor that holds the lock, for a child to inherit.
+        runs: all that were made, also those that failed and were made again, in the order of time.
+    """
+
+    def __init__(self, design: Design, folder: Path, lock: int, runs: list[Run]) -> None:
+        self.design = design
+        self.folder = folder
+        self.lock = lock
+        self.runs = runs
+        self._file = os.open(folder / RUNS, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+
+    def append(self, run: Run) -> None:
+        """Write a run that has ended; it is on the disk when this returns.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        line = memoryview(msgspec.json.encode(run) + b"\n")
+        while line:
+            line = line[os.write(self._file, line) :]
+        os.fsync(self._file)
+        self.runs.append(run)
+
+    def close(self) -> None:
+        """Give the descriptor of the runs back."""
+        os.close(self._file)
+
+
+@contextmanager
+def open_journal(design: Design, folder: Path, say: Say, *, any_seed: bool = False) -> Iterator[Journal]:
+    """Begin an experiment in ``folder``, or go on with the one that is there.
+
+    Args:
+        design: what is asked. It may ask for more repeats, and another timeout, than the experiment that is there.
+        folder: made if need be.
+        say: prints a line.
+        any_seed: take the seed of the experiment that is there.
+
+    Raises:
+        SettingsError: the folder holds another experiment or other files, is in use, or cannot be written.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _refuse_foreign(folder)
+            lock = stack.enter_context(_locked(folder, say))
+            design, runs = _join(design, folder, any_seed)
+            _write_design(design, folder)
+            _cut(folder / RUNS)
+            journal = Journal(design, folder, lock, runs)
+        except OSError as error:
+            raise SettingsError(f"--out {folder}: {error.strerror or error}: choose another folder") from error
+        stack.callback(journal.close)
+        yield journal
+
+
+def holds_experiment(folder: Path) -> bool:
+    """Whether ``bps ab`` has worked there."""
+    return (folder / DESIGN).is_file()
+
+
+def load(folder: Path) -> tuple[Design, list[Run]]:
+    """Read an experiment; nothing is changed, and another process may be writing it.
+
+    Raises:
+        SettingsError: there is none, or its files cannot be read.
+    """
+    try:
+        design = msgspec.json.decode((folder / DESIGN).read_bytes(), type=Design)
+    except OSError as error:
+        raise SettingsError(f"{folder / DESIGN}: {error.strerror}: no experiment was begun there") from error
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"{folder / DESIGN} is no design of an experiment ({error})") from error
+    return design, list(_read_runs(folder / RUNS, design))
+
+
+def _read_runs(path: Path, design: Design) -> Iterator[Run]:
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}") from error
+    for number, line in enumerate(text.split(b"\n")[:-1], 1):
+        try:
+            run = msgspec.json.decode(line, type=Run)
+        except msgspec.DecodeError as error:
+            hint = "without that line its run is made again"
+            raise SettingsError(f"{path}, line {number} is no record of a run ({error}); {hint}") from error
+        if not (0 <= run.cell < len(design.cells) and run.block >= 0):
+            raise SettingsError(f"{path}, line {number}: a run of cell {run.cell}, which {DESIGN} does not have")
+        yield run
+
+
+def _refuse_foreign(folder: Path) -> None:
+    if holds_experiment(folder):
+        return
+    foreign = sorted(each.name for each in folder.iterdir() if each.name not in (_LOCK, DESIGN + ".new"))
+    if foreign:
+        names = ", ".join(foreign[:3]) + (" ..." if len(foreign) > 3 else "")
+        raise SettingsError(f"--out {folder} holds files of others ({names}): choose an empty folder, or a new one")
+
+
+def _join(design: Design, folder: Path, any_seed: bool) -> tuple[Design, list[Run]]:
+    """The design in force and the runs that are there."""
+    if not holds_experiment(folder):
+        return design, []
+    there, runs = load(folder)
+    if any_seed:
+        design = msgspec.structs.replace(design, seed=there.seed)
+    differences = [
+        f"{name} {_shown(name, old)} there, {_shown(name, new)} here"
+        for name in Design.__struct_fields__
+        if name not in ("timeout", "cells")
+        and (old := getattr(there, name)) != (new := getattr(design, name))
+        and not (name == "repeats" and new > old)
+    ]
+    if differences or there.cells != design.cells:
+        text = "; ".join(differences) or "its cells have other names, so another version of bps ab has begun it"
+        raise SettingsError(f"--out {folder} holds another experiment: {text}. Choose another folder for this one")
+    return design, runs
+
+
+def _shown(name: str, value: object) -> str:
+    if name == "factors":
+        return " ".join(f"{each.name}={','.join(each.levels)}" for each in value) or "nothing"  # type: ignore[attr-defined]
+    return " ".join(value) if isinstance(value, tuple) else repr(value) if isinstance(value, str) else str(value)
+
+
+def _write_design(design: Design, folder: Path) -> None:
+    """Replace the file at once: a reader sees the old one or the new one."""
+    new = folder / (DESIGN + ".new")
+    with new.open("wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(design), indent=2) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(folder / DESIGN)
+
+
+def _cut(path: Path) -> None:
+    """Remove a last line that is not complete."""
+    with contextlib.suppress(FileNotFoundError):
+        text = path.read_bytes()
+        if text and not text.endswith(b"\n"):
+            os.truncate(path, text.rfind(b"\n") + 1)
+
+
+@contextmanager
+def _locked(folder: Path, say: Say) -> Iterator[int]:
+    """Hold the lock of the folder, and have our process id in it."""
+    path = folder / _LOCK
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        _wait_for(lock, folder, say)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, b"%d\n" % os.getpid(), 0)
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _wait_for(lock: int, folder: Path, say: Say) -> None:
+    """Take the lock. Whoever is at work there keeps it; what somebody who was killed has left ends soon."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    told = False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            pass
+        holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
+        if _is_alive(holder):
+            raise SettingsError(f"--out {folder}: another bps ab (pid {holder}) works there: wait for it, or end it")
+        if time.monotonic() >= deadline:
+            raise SettingsError(
+                f"--out {folder}: a run that an earlier bps ab (pid {holder or '?'}) has left still runs after "
+                f"{_LOCK_SECONDS:g} s: end it"
+            )
+        if not told:
+            say(f"waiting until the run has ended that bps ab (pid {holder or '?'}) was killed in")
+            told = True
+        time.sleep(_POLL_SECONDS)
+
+
+def _is_alive(pid: str) -> bool:
+    if not pid.isdigit() or int(pid) < 1:
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,346 @@
+"""One run of one cell: ``bpslaunch`` is started, watched through the records of its workers, ended, and read.
+
+What a run leaves is in a folder of its own::
+
+    runs/BLOCK-CELL/output.log    what the launcher and all processes have printed
+                    log/          the same by process: worker-0.log, server-0.log ...
+                    records/      what each process has measured
+                    files/        the job's own: BYTEPS_RUN_DIR, and {run_dir} in the command
+
+The launcher leads a session of its own, so a Ctrl-C typed at the terminal reaches only the experiment, which then ends
+the run in order.  It gets SIGTERM from the kernel when the experiment is killed, and its guard ends the rest if it is
+killed itself: a run never outlives its experiment by more than some seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from byteps_py import errors, known_names
+from byteps_py.tune import factors, records
+from byteps_py.tune.model import Cell, Design, Run
+from byteps_py.tune.output import find_metric, read_policy, tail
+
+__all__ = ["RUN_DIR", "Stop", "Watch", "as_shell_line", "check_cells", "environment", "run_cell", "run_folder"]
+
+RUN_DIR = "{run_dir}"
+"""In the words of the command: replaced by the folder of the run's own files."""
+POLL_SECONDS = 0.1
+_GRACE = "BYTEPS_GRACE_PERIOD"
+_GRACE_SECONDS = "1"
+"""What a run that is ended leaves its workers to save, unless the user says something else."""
+_ENDING_SECONDS = 15.0
+"""After the grace period, a launcher needs at most about seven seconds to end everything."""
+_SWEEP_SECONDS = 15.0
+"""After a launcher was killed, its guard has ended everything."""
+_CHECK_SECONDS = 60.0
+
+_LAUNCHER = (
+    # As the launcher starts its own processes: not from the working folder, where another byteps_py may lie.
+    "import sys; sys.path[:1] = []; import ctypes, os; root, parent = sys.argv[1:3]; del sys.argv[1:3]; "
+    # SIGTERM when the experiment ends; it may have ended before this line. 1 is PR_SET_PDEATHSIG.
+    "ctypes.CDLL(None).prctl(1, 15); os.getppid() == int(parent) or sys.exit(1); "
+    "import runpy; sys.path.append(root); runpy.run_module('byteps_py.launcher', run_name='__main__', alter_sys=True)"
+)
+
+
+@dataclass
+class Stop:
+    """Whether the experiment is to end; set by a handler of signals.
+
+    Attributes:
+        number: of the first signal, 0 while none has come.
+        count: how many have come.
+    """
+
+    number: int = 0
+    count: int = 0
+
+
+class Watch:
+    """How far the workers of a run are: reads what their records have grown by.
+
+    Args:
+        folder: where the records are; need not exist yet.
+        workers: how many there are.
+    """
+
+    def __init__(self, folder: Path, workers: int) -> None:
+        self._folder = folder
+        self._workers = workers
+        self._offsets: dict[Path, int] = {}
+        self._steps: dict[Path, int] = {}
+
+    def steps(self) -> int:
+        """Steps that every worker has made; 0 as long as one has no record."""
+        jobs: dict[Path, list[int]] = {}
+        for path in self._folder.glob("*/*/worker-*.jsonl"):
+            self._read(path)
+            jobs.setdefault(path.parent, []).append(self._steps.get(path, 0))
+        return max((min(steps) for steps in jobs.values() if len(steps) >= self._workers), default=0)
+
+    def _read(self, path: Path) -> None:
+        try:
+            with path.open("rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                text = file.read()
+        except OSError:
+            return
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offsets[path] = self._offsets.get(path, 0) + len(whole)
+        for line in reversed(whole.splitlines()):
+            with contextlib.suppress(msgspec.DecodeError, ValueError, TypeError, AttributeError):
+                entry = msgspec.json.decode(line)
+                if entry.get("kind") == "sample":
+                    self._steps[path] = max(self._steps.get(path, 0), int(entry["steps"]))
+                    return
+
+
+def run_folder(design: Design, cell: int, block: int, folder: Path) -> Path:
+    """Where a run of the experiment in ``folder`` has its files; blocks are counted from 1 there."""
+    return folder / "runs" / f"{block + 1}-{design.cells[cell].slug}"
+
+
+def environment(design: Design, cell: int, block: int, folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the launcher of a run: the user's without another job's, and what the cell and the run add."""
+    place = run_folder(design, cell, block, folder).absolute()
+    kept = {name: value for name, value in environ.items() if not name.startswith(("DMLC_", "BYTEPS_AB_"))}
+    if not kept.get(_GRACE, "").strip():
+        kept[_GRACE] = _GRACE_SECONDS
+    return kept | {
+        "BYTEPS_AB_RECORD": str(place / "records"),
+        "BYTEPS_AB_CELL": design.cells[cell].slug,
+        "BYTEPS_AB_BLOCK": str(block),
+        "BYTEPS_AB_WARMUP_STEPS": str(design.warmup_steps),
+        "BYTEPS_AB_STEPS": str(design.steps),
+        "BYTEPS_RUN_DIR": str(place / "files"),
+        "OMP_DISPLAY_ENV": "TRUE",
+        **factors.variables(design, design.cells[cell]),
+    }
+
+
+def run_cell(
+    design: Design,
+    cell: int,
+    block: int,
+    folder: Path,
+    *,
+    environ: Mapping[str, str],
+    stop: Stop,
+    progress: Callable[[int], None] = lambda steps: None,
+    keep_open: tuple[int, ...] = (),
+) -> Run | None:
+    """Make one run and wait until nothing of it is left; None if ``stop`` was set meanwhile.
+
+    Args:
+        design, cell, block: which run.
+        folder: of the experiment. What an earlier attempt at this run has left there is removed.
+        environ: the user's environment.
+        stop: looked at ten times a second.
+        progress: called as often, with the number of steps made, warm-up included.
+        keep_open: descriptors that the launcher inherits.
+
+    Raises:
+        OSError: the folder cannot be written, or Python not be started.
+    """
+    place = run_folder(design, cell, block, folder)
+    shutil.rmtree(place, ignore_errors=True)
+    for name in ("log", "records", "files"):
+        (place / name).mkdir(parents=True)
+    started = time.time()
+    with (place / "output.log").open("wb") as output:
+        process = subprocess.Popen(
+            _command(design, design.cells[cell], place),
+            env=environment(design, cell, block, folder, environ),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=keep_open,
+        )
+    watch = Watch(place / "records", _workers(design, cell))
+    try:
+        problem, steps = _wait(process, design, watch, stop, progress)
+    finally:
+        _end(process, place, stop, environ)
+    if stop.number:
+        return None
+    run = _read(design, cell, block, place, problem, steps)
+    return msgspec.structs.replace(run, started=started)
+
+
+def _workers(design: Design, cell: int) -> int:
+    levels = zip(design.factors, design.cells[cell].levels, strict=True)
+    return next((int(level) for factor, level in levels if factor.name == "num-workers"), design.num_workers)
+
+
+def _words(design: Design, cell: Cell, place: Path) -> list[str]:
+    """What follows the launcher's name."""
+    options = factors.launch_options(design, cell)
+    files = str((place / "files").absolute())
+    command = [word.replace(RUN_DIR, files) for word in design.command]
+    return [*options, f"--log-dir={(place / 'log').absolute()}", "--", *command]
+
+
+def _command(design: Design, cell: Cell, place: Path, *more: str) -> list[str]:
+    root = Path(errors.__file__).parent.parent
+    return [sys.executable, "-c", _LAUNCHER, str(root), str(os.getpid()), *more, *_words(design, cell, place)]
+
+
+def _wait(
+    process: subprocess.Popen[bytes], design: Design, watch: Watch, stop: Stop, progress: Callable[[int], None]
+) -> tuple[str | None, int]:
+    """Wait for the end of the run, or of its measurement. Returns why it has failed, None if the script still has
+    to prove itself by its output and records, and the number of steps made."""
+    wanted = design.warmup_steps + design.steps if design.steps else None
+    deadline = time.monotonic() + design.timeout
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(POLL_SECONDS)
+        steps = watch.steps()
+        progress(steps)
+        if stop.number or (wanted is not None and steps >= wanted):
+            return None, steps
+        if process.returncode is not None:
+            return _describe_end(process.returncode), steps
+        if time.monotonic() >= deadline:
+            made = f"{steps} of {wanted} steps" if wanted is not None else f"{steps} steps"
+            return f"not finished after {design.timeout:g} s ({made}): --timeout leaves more", steps
+
+
+def _describe_end(status: int) -> str | None:
+    if status == 0:
+        return None
+    number = -status if status < 0 else status - 128
+    with contextlib.suppress(ValueError):
+        return f"the job was ended by {signal.Signals(number).name}"
+    return f"the job ended with exit status {status}"
+
+
+def _end(process: subprocess.Popen[bytes], place: Path, stop: Stop, environ: Mapping[str, str]) -> None:
+    """End the launcher, if it runs, and with it everything else."""
+    try:
+        grace = float(environ.get(_GRACE, "").strip() or _GRACE_SECONDS)
+    except ValueError:
+        grace = float(_GRACE_SECONDS)
+    deadline = time.monotonic() + grace + _ENDING_SECONDS
+    told = 0
+    while process.poll() is None and time.monotonic() < deadline:
+        if told == 0 or stop.count > told:
+            # The launcher takes a second one as the wish that nobody be given time to save.
+            process.terminate()
+            told = max(1, stop.count)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(POLL_SECONDS)
+    killed = process.poll() is None or process.returncode == -signal.SIGKILL
+    if killed:
+        process.kill()
+        process.wait()
+        _wait_until_gone(place)
+
+
+def _wait_until_gone(place: Path) -> None:
+    """The launcher was killed, so its guard ends the run: wait until that is done."""
+    mark = f"BYTEPS_RUN_DIR={place.absolute() / 'files'}".encode()
+    deadline = time.monotonic() + _SWEEP_SECONDS
+    while any(mark in each for each in _environments()) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+
+
+def _environments() -> Iterator[list[bytes]]:
+    """Of every process that lets us look."""
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            yield path.read_bytes().split(b"\0")
+
+
+def _read(design: Design, cell: int, block: int, place: Path, problem: str | None, steps: int) -> Run:
+    """What the run has left, as a value."""
+    run = _measured(design, cell, block, place)
+    if problem is None and design.metric:
+        value, problem = find_metric(place / "output.log", design.metric)
+        run = msgspec.structs.replace(run, value=value, unit="metric")
+    elif problem is None:
+        problem = _lacking(design, run, steps)
+    # Of a run with a metric it does not matter why the records have no value.
+    if not problem:
+        return msgspec.structs.replace(run, problem="")
+    return msgspec.structs.replace(run, problem=problem, value=0.0, log=tail(place / "output.log"))
+
+
+def _measured(design: Design, cell: int, block: int, place: Path) -> Run:
+    """From the records; without any, a run that has the reason as its problem."""
+    try:
+        jobs = records.read([place / "records"])
+    except errors.SettingsError as error:
+        return Run(cell=cell, block=block, problem="; ".join(error.problems))
+    jobs = [job for job in jobs if len(job.of("worker")) >= _workers(design, cell)]
+    if not jobs:
+        return Run(cell=cell, block=block, problem="not every worker has left a record")
+    run = records.to_run(jobs[-1], cell, block)
+    processes = tuple(
+        msgspec.structs.replace(
+            each, policy=read_policy(place / "log" / f"{each.role}-{each.rank}.log", told=each.policy)
+        )
+        for each in run.processes
+    )
+    return msgspec.structs.replace(run, processes=processes)
+
+
+def _lacking(design: Design, run: Run, steps: int) -> str:
+    """Why a script that ended well, or was ended after its steps, has no value."""
+    wanted = design.warmup_steps + design.steps
+    if steps == 0:
+        return "it ended before every worker had made a step: the script must call bps.step() after each one"
+    if steps < wanted:
+        return (
+            f"it ended after {steps} of {wanted} steps ({design.warmup_steps} warm-up + {design.steps}): "
+            "--steps asks for fewer"
+        )
+    return run.problem
+
+
+def check_cells(design: Design, folder: Path, environ: Mapping[str, str]) -> list[str]:
+    """What the launcher has to object to in each cell; nothing is started."""
+    found: dict[str, list[str]] = {}
+    for index, cell in enumerate(design.cells):
+        place = run_folder(design, index, 0, folder)
+        inherited = environment(design, index, 0, folder, environ)
+        done = subprocess.run(
+            _command(design, cell, place, "--dry-run"),
+            env=inherited,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_CHECK_SECONDS,
+            check=False,
+        )
+        if done.returncode:
+            lines = done.stderr.decode(errors="replace").splitlines()
+            said = [line.removeprefix("bpslaunch: ").removeprefix("error: ") for line in lines]
+            beside = {"", *known_names.report(inherited)}
+            said = [line for line in said if line not in beside and not line.startswith(("usage:", " "))]
+            for line in said or [f"bpslaunch --dry-run ended with status {done.returncode}"]:
+                found.setdefault(line, []).append(cell.label)
+    return [
+        text if len(labels) == len(design.cells) else f"{text} [{', '.join(labels)}]" for text, labels in found.items()
+    ]
+
+
+def as_shell_line(design: Design, cell: int, block: int, folder: Path, environ: Mapping[str, str]) -> str:
+    """A run as a line for a shell: what is added to the environment, and the launcher's words."""
+    added = environment(design, cell, block, folder, environ)
+    pairs = [f"{name}={shlex.quote(value)}" for name, value in sorted(added.items()) if environ.get(name) != value]
+    place = run_folder(design, cell, block, folder)
+    return " ".join([*pairs, "bpslaunch", shlex.join(_words(design, design.cells[cell], place))])

@@ -1,0 +1,227 @@
+"""All runs of an experiment: their order, what is told meanwhile, and how it ends. Runs are made up here."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from byteps_py.tune import experiment, factors
+from byteps_py.tune.experiment import Clock, Outcome, Screen, describe_run, describe_seconds, describe_setup
+from byteps_py.tune.journal import Journal, open_journal
+from byteps_py.tune.model import Design, Run
+from byteps_py.tune.running import Stop
+
+Make = Callable[[int, int], Run]
+
+
+def design(repeats: int = 3) -> Design:
+    varied = factors.factors(["omp-wait-policy=active,passive"])
+    return factors.design(varied, command=["train"], repeats=repeats, num_workers=2, seed=1)
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Iterator[Journal]:
+    with open_journal(design(), tmp_path, print) as opened:
+        yield opened
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Fake:
+    """Stands for ``run_cell``.
+
+    Args:
+        make: the run of a cell and block; it may raise a signal.
+    """
+
+    def __init__(self, make: Make) -> None:
+        self.make = make
+        self.asked: list[tuple[int, int]] = []
+
+    def __call__(
+        self,
+        design: Design,
+        cell: int,
+        block: int,
+        folder: Path,
+        *,
+        environ: Mapping[str, str],
+        stop: Stop,
+        progress: Callable[[int], None],
+        keep_open: tuple[int, ...],
+    ) -> Run | None:
+        self.asked.append((block, cell))
+        progress(50)
+        made = self.make(cell, block)
+        return None if stop.number else made
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Make], Fake]:
+    def put(make: Make) -> Fake:
+        made = Fake(make)
+        monkeypatch.setattr(experiment, "run_cell", made)
+        return made
+
+    return put
+
+
+def good(cell: int, block: int) -> Run:
+    return Run(cell=cell, block=block, value=40.0 + cell)
+
+
+def bad(cell: int, block: int) -> Run:
+    return Run(cell=cell, block=block, problem="the job ended with exit status 3", log="first\nlast words")
+
+
+def run(book: Journal, stream: io.StringIO | None = None) -> tuple[Outcome, str]:
+    stream = stream or io.StringIO()
+    return experiment.run(book, {}, Screen(stream)), stream.getvalue()
+
+
+def test_every_run_is_made_in_the_order_of_the_design(book: Journal, fake: Callable[[Make], Fake]) -> None:
+    made = fake(good)
+    outcome, text = run(book)
+    assert outcome == Outcome()
+    assert made.asked == factors.order(book.design)
+    assert [(each.block, each.cell) for each in book.runs] == made.asked
+    lines = text.splitlines()
+    assert len(lines) == 6
+    assert lines[0].startswith("block 1/3, run 1/6, ")
+    assert lines[-1].startswith("block 3/3, run 6/6, ")
+    assert lines[-1].endswith((": 40 steps/s", ": 41 steps/s"))
+    assert ", about 1 s left" in lines[0]
+    assert "\r" not in text
+
+
+def test_it_goes_on_with_what_is_missing_or_has_failed(book: Journal, fake: Callable[[Make], Fake]) -> None:
+    order = factors.order(book.design)
+    for block, cell in order[:3]:
+        book.append(good(cell, block))
+    book.append(bad(order[3][1], order[3][0]))
+    assert describe_setup(book, {}) == ["resuming: 3 of 6 runs are done; 1 that failed is made again"]
+    made = fake(good)
+    outcome, text = run(book)
+    assert outcome == Outcome()
+    assert made.asked == order[3:]
+    assert text.startswith("block 2/3, run 4/6, ")
+    assert describe_setup(book, {}) == ["all 6 runs are done"]
+
+
+def test_what_is_told_before_the_first_run(book: Journal) -> None:
+    book.design = msgspec.structs.replace(book.design, factors=factors.factors(["OMP_WAIT_POLICY=active,passive"]))
+    lines = describe_setup(book, {"DMLC_ROLE": "worker", "BYTEPS_AB_CELL": "x", "HOME": "/"})
+    assert lines[0].startswith("bps ab: OMP_WAIT_POLICY is varied for servers and workers alike")
+    assert "not used: BYTEPS_AB_CELL=x DMLC_ROLE=worker" in lines[1]
+    assert lines[2].startswith("6 runs: 2 cells x 3 blocks, in random order (seed 1)")
+
+
+def test_a_cell_that_fails_does_not_stop_the_others(book: Journal, fake: Callable[[Make], Fake]) -> None:
+    fake(lambda cell, block: bad(cell, block) if cell else good(cell, block))
+    outcome, text = run(book)
+    assert outcome == Outcome()
+    assert len(book.runs) == 6
+    assert text.count("FAILED: the job ended with exit status 3") == 3
+    assert "    | first\n    | last words\n    all of it: " in text
+    assert str(book.folder / "runs" / "1-omp-wait-policy=passive") in text
+
+
+def test_it_is_given_up_when_every_cell_has_failed(book: Journal, fake: Callable[[Make], Fake]) -> None:
+    made = fake(bad)
+    assert run(book)[0] == Outcome(hopeless=True)
+    assert len(made.asked) == 2
+
+
+def test_it_is_not_given_up_if_one_has_ever_worked(book: Journal, fake: Callable[[Make], Fake]) -> None:
+    block, cell = factors.order(book.design)[0]
+    book.append(good(cell, block))
+    made = fake(bad)
+    assert run(book)[0] == Outcome()
+    assert len(made.asked) == 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_and_the_handlers_are_as_before(
+    book: Journal, fake: Callable[[Make], Fake], number: int
+) -> None:
+    before = signal.getsignal(number)
+
+    def make(cell: int, block: int) -> Run:
+        if block == 1:
+            os.kill(os.getpid(), number)
+        return good(cell, block)
+
+    made = fake(make)
+    assert run(book)[0] == Outcome(number=number)
+    assert len(made.asked) == 3
+    assert len(book.runs) == 2, "the run in progress does not count"
+    assert signal.getsignal(number) is before
+
+
+def test_a_terminal_shows_the_run_in_progress(book: Journal, fake: Callable[[Make], Fake]) -> None:
+    fake(good)
+    _, text = run(book, Terminal())
+    assert "\rblock 1/3, run 1/6, " in text
+    assert ": step 50 of 120" in text
+    shown = [line.rpartition("\r")[2] for line in text.split("\n")]
+    assert len(shown) == 7
+    assert all(line.startswith("block ") for line in shown[:-1])
+
+
+def test_a_shorter_line_leaves_nothing_of_a_longer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(experiment.time, "monotonic", lambda: now[0])
+    stream = Terminal()
+    screen = Screen(stream)
+    screen.show(lambda: "a long line")
+    screen.show(lambda: "too soon")
+    now[0] += 1.0
+    screen.show(lambda: "short")
+    screen.say("done")
+    assert stream.getvalue() == "\ra long line\rshort      \r     \rdone\n"
+
+
+def test_the_time_left_follows_the_medians_of_the_cells() -> None:
+    clock = Clock()
+    assert clock.left([0, 1]) is None
+    for seconds in (10.0, 12.0, 100.0):
+        clock.add(0, seconds)
+    assert clock.left([0, 1]) == 24.0
+    clock.add(1, 4.0)
+    assert clock.left([0, 1, 1]) == 20.0
+    assert clock.left([0, 1], elapsed=5.0) == 11.0
+    assert clock.left([0, 1], elapsed=50.0) == 4.0
+    assert clock.left([2]) == 11.0
+    assert clock.left([]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.2, "about 1 s"),
+        (7.4, "about 7 s"),
+        (33.0, "about 35 s"),
+        (57.0, "about 1 min"),
+        (125.0, "about 2 min"),
+        (3590.0, "about 1 h 0 min"),
+        (12000.0, "about 3 h 20 min"),
+    ],
+)
+def test_times_are_rounded(seconds: float, text: str) -> None:
+    assert describe_seconds(seconds) == text
+
+
+def test_what_came_out_of_a_run() -> None:
+    assert describe_run(Run(cell=0, block=0, value=41.234)) == "41.23 steps/s"
+    assert describe_run(Run(cell=0, block=0, value=1234567.0, unit="samples/s")) == "1234567 samples/s"
+    assert describe_run(Run(cell=0, block=0, value=0.5, unit="metric")) == "0.5"
+    assert describe_run(bad(0, 0)) == "FAILED: the job ended with exit status 3"
