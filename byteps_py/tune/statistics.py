@@ -31,6 +31,7 @@ SURE = 0.9
 Pair: TypeAlias = tuple[float, float]
 """Two values of one block: the baseline's, and the other's."""
 
+_MOST_BLOCKS = 1000
 _PANELS = 600
 
 
@@ -96,10 +97,9 @@ def blocks_needed(ratio: float, spread: float, probability: float = SURE) -> int
     Raises:
         ValueError: more than a thousand would be needed.
     """
-    for blocks in range(2, 1001):
-        if power(ratio, spread, blocks) >= probability:
-            return blocks
-    raise ValueError(f"a ratio of {ratio} cannot be shown at a spread of {spread} with 1000 blocks")
+    if power(ratio, spread, _MOST_BLOCKS) < probability:
+        raise ValueError(f"a ratio of {ratio} cannot be shown at a spread of {spread} with {_MOST_BLOCKS} blocks")
+    return next(each for each in range(2, _MOST_BLOCKS + 1) if power(ratio, spread, each) >= probability)
 
 
 def t_quantile(p: float, dof: int) -> float:
