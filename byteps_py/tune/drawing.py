@@ -11,9 +11,9 @@ from byteps_py.tune.results import Interval, StageShare
 
 __all__ = ["colour", "interval_bar", "stage_bar"]
 
-_WIDTH, _HEIGHT = 220, 24
+_WIDTH, _HEIGHT = 190, 24
 _MIDDLE, _DOTS = 9, 19
-_STAGE_WIDTH, _STAGE_HEIGHT = 260, 12
+_STAGE_WIDTH, _STAGE_HEIGHT = 240, 12
 _OTHER = "#777777"
 
 

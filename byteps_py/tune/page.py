@@ -7,6 +7,7 @@ forbids itself to load anything (Content-Security-Policy), so even a mistake her
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from html import escape
@@ -24,24 +25,25 @@ _STYLE = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e4e8ec; --quiet: #9fa8b2; --paper: #15181c; --line: #3a414a;
   --soft: #20252b; --more: #56b4e9; --less: #f08a4b; --none: #9fa8b2; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 62rem; padding: 1.5rem; background: var(--paper); color: var(--ink);
+body { margin: 0 auto; max-width: 66rem; padding: 1.5rem; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 .5rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 2.2rem 0 .4rem; }
 p { margin: .3rem 0; }
 .quiet, small { color: var(--quiet); font-size: .875rem; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; margin: .5rem 0; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .7rem; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line); }
+table { border-collapse: collapse; margin: .5rem 0; font-variant-numeric: tabular-nums; font-size: .9375rem; }
+th, td { padding: .3rem .55rem; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line); }
 th { font-weight: 600; }
 thead th { vertical-align: bottom; background: var(--soft); }
-td, thead th { white-space: nowrap; }
+td { white-space: nowrap; }
+tr.open > * { border-bottom: 0; padding-bottom: 0; }
 .left { text-align: left; }
-tbody th { text-align: left; font-weight: 400; min-width: 12rem; max-width: 24rem; overflow-wrap: anywhere; }
+tbody th { text-align: left; font-weight: 400; min-width: 14rem; max-width: 24rem; overflow-wrap: anywhere; }
 small { display: block; white-space: normal; }
 .more { color: var(--more); font-weight: 600; }
 .less, .failed { color: var(--less); font-weight: 600; }
-.key { display: inline-block; width: .8em; height: .8em; margin-right: .35em; border-radius: 2px; }
+.key { display: block; width: .8em; height: .8em; margin: 0 0 .2em auto; border-radius: 2px; }
 svg { display: block; }
 svg .more { stroke: var(--more); fill: var(--more); }
 svg .less { stroke: var(--less); fill: var(--less); }
@@ -81,7 +83,7 @@ def _page(analysis: Analysis, png: bytes | None) -> Iterator[str]:
     yield f"<title>bps ab: {headline}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>"
     yield f"<h1>{headline}</h1>"
     yield f"<p>{escape(wording.state(analysis))}.</p>"
-    when = ", ".join(each for each in (wording.plain(analysis.machine), _period(analysis)) if each)
+    when = "; ".join(each for each in (wording.plain(analysis.machine), _period(analysis)) if each)
     if when:
         yield f'<p class="quiet">{escape(when)}</p>'
     yield from _cells(analysis)
@@ -100,20 +102,45 @@ def _page(analysis: Analysis, png: bytes | None) -> Iterator[str]:
     yield "</main>\n</body>\n</html>"
 
 
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = ()) -> Iterator[str]:
-    """A table; titles and cells are HTML already, the first of a row is its heading."""
+def _table(
+    titles: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    left: Sequence[int] = (),
+    remarks: Sequence[Sequence[str]] = (),
+) -> Iterator[str]:
+    """A table; titles and cells are HTML already, the first of a row is its heading.
+
+    The columns ``left`` are aligned to the left. ``remarks``, plain text, stand below the rows, as wide as the table.
+    """
     yield '<div class="wide"><table>\n<thead><tr>'
     for column, title in enumerate(titles):
         yield f'<th scope="col"{_left(column in left or column == 0)}>{title}</th>'
     yield "</tr></thead>\n<tbody>"
-    for row in rows:
+    for number, row in enumerate(rows):
+        below = remarks[number] if remarks else ()
         cells = "".join(f"<td{_left(column in left)}>{cell}</td>" for column, cell in enumerate(row) if column)
-        yield f'<tr><th scope="row">{row[0]}</th>{cells}</tr>'
+        yield f'<tr{_class("open") if below else ""}><th scope="row">{row[0]}</th>{cells}</tr>'
+        if below:
+            lines = "".join(f"<small>{escape(each)}</small>" for each in below)
+            yield f'<tr><td class="left" colspan="{len(titles)}">{lines}</td></tr>'
     yield "</tbody>\n</table></div>"
 
 
+def _name(cell: CellResult) -> str:
+    return _breakable(wording.plain(cell.cell.label))
+
+
+def _breakable(text: str) -> str:
+    """Long names may be broken behind these marks, none of which :func:`html.escape` makes."""
+    return re.sub(r"([_=,/.])", r"\1<wbr>", escape(text))
+
+
 def _left(is_left: bool) -> str:
-    return ' class="left"' if is_left else ""
+    return _class("left") if is_left else ""
+
+
+def _class(name: str) -> str:
+    return f' class="{name}"'
 
 
 def _cells(analysis: Analysis) -> Iterator[str]:
@@ -128,12 +155,11 @@ def _cells(analysis: Analysis) -> Iterator[str]:
         else:
             median = escape(wording.number(cell.median) + (f" {cell.unit}" if len(units) > 1 else ""))
             verdict = "" if index == BASELINE else _verdict(interval, cell.unit)
-        remarks = "".join(f"<small>{escape(each)}</small>" for each in wording.cell_remarks(analysis, index))
         drawn = drawing.interval_bar(interval, wording.block_ratios(analysis, index), limits) if interval else ""
-        label = escape(wording.plain(cell.cell.label)) + remarks
-        rows.append([label, median, *_gain(interval), drawn, verdict, escape(wording.run_count(analysis, index))])
+        rows.append([_name(cell), median, *_gain(interval), drawn, verdict, escape(wording.run_count(analysis, index))])
+    remarks = [wording.cell_remarks(analysis, index) for index in range(len(analysis.cells))]
     yield "<h2>The combinations</h2>"
-    yield from _table(["", f"{escape(unit)}, median", "gain", "95 % interval", "", "", "runs"], rows, left=(4, 5))
+    yield from _table(["", f"{escape(unit)}, median", "gain", "95 % interval", "", "", "runs"], rows, (4, 5), remarks)
     yield (
         '<p class="quiet">Gain: over the baseline, compared within blocks. Bars: the 95 % interval; dots: single '
         "blocks; upright line: no gain.</p>"
@@ -158,13 +184,20 @@ def _effects(analysis: Analysis) -> Iterator[str]:
     limits = wording.gain_limits(analysis)
     rows = []
     for effect in analysis.effects:
-        remarks = "".join(f"<small>{escape(each)}</small>" for each in wording.effect_remarks(effect))
         drawn = drawing.interval_bar(effect.interval, (), limits) if effect.interval else ""
         blocks = str(effect.interval.blocks) if effect.interval else _NOTHING
-        label = escape(wording.effect_name(effect)) + remarks
-        rows.append([label, *_gain(effect.interval), drawn, _verdict(effect.interval, unit), blocks])
+        rows.append(
+            [
+                _breakable(wording.effect_name(effect)),
+                *_gain(effect.interval),
+                drawn,
+                _verdict(effect.interval, unit),
+                blocks,
+            ]
+        )
+    remarks = [wording.effect_remarks(effect) for effect in analysis.effects]
     yield "<h2>Each factor by itself, averaged over the levels of the others</h2>"
-    yield from _table(["", "gain", "95 % interval", "", "", "blocks"], rows, left=(3, 4))
+    yield from _table(["", "gain", "95 % interval", "", "", "blocks"], rows, (3, 4), remarks)
 
 
 def _picture(analysis: Analysis, png: bytes) -> Iterator[str]:
@@ -194,7 +227,7 @@ def _stages(analysis: Analysis) -> Iterator[str]:
             for name in names
         ]
         drawn = drawing.stage_bar(cell.stages, longest)
-        rows.append([escape(wording.plain(cell.cell.label)) + drawn, *texts])
+        rows.append([_name(cell) + drawn, *texts])
     titles = [
         f'<span class="key" style="background:{drawing.colour(name)}"></span>{escape(wording.plain(name))}'
         for name in names
@@ -211,28 +244,27 @@ def _cpu(analysis: Analysis) -> Iterator[str]:
         return
     rows = []
     for cell in analysis.cells:
-        row = [escape(wording.plain(cell.cell.label))]
+        row = [_name(cell)]
         for role in roles:
             use = next((each for each in cell.cpu if each.role == role), None)
             if use is None:
-                row += [_NOTHING, _NOTHING, _NOTHING]
+                row += [_NOTHING, _NOTHING]
             else:
-                row += [str(use.processes), f"{use.cores:.2f}", wording.short(use.seconds_per_step)]
+                number = wording.count(use.processes, role)
+                row += [f"{use.cores:.2f}<small>{number}</small>", wording.short(use.seconds_per_step)]
         rows.append(row)
     known = wording.cores(analysis)
     yield "<h2>CPU by role</h2>"
-    yield '<p class="quiet">Cores kept busy by all processes of a role, and CPU seconds per step'
-    yield f"{'; for comparison: ' + escape(known) if known else ''}.</p>"
-    titles = [title for role in roles for title in (f"{role}s", f"{role}<br>cores", f"{role}<br>s/step")]
+    known = f"; for comparison: {known}" if known else ""
+    yield f'<p class="quiet">Cores kept busy by all processes of a role, and CPU seconds per step{escape(known)}.</p>'
+    titles = [title for role in roles for title in (f"{role}<br>cores", f"{role}<br>s/step")]
     yield from _table(["", *titles], rows)
 
 
 def _openmp(analysis: Analysis) -> Iterator[str]:
     if not any(wording.knows_openmp(cell) for cell in analysis.cells):
         return
-    rows = [
-        [escape(wording.plain(cell.cell.label)), *map(escape, wording.openmp_facts(cell))] for cell in analysis.cells
-    ]
+    rows = [[_name(cell), *map(escape, wording.openmp_facts(cell))] for cell in analysis.cells]
     titles = ["", "server<br>engines", "server<br>team", "server<br>policy", "worker<br>team", "worker<br>policy"]
     yield "<h2>OpenMP as the processes really had it</h2>"
     yield '<p class="quiet">Engine threads of a server, OpenMP threads of a team, and how idle ones wait.</p>'
