@@ -33,8 +33,8 @@ VERSION = 1
 
 _NAME = re.compile(r"(scheduler|server|worker)-\d+\.jsonl")
 _LONGEST_LINE = 1 << 20
-_SAME_BOOT = 60.0
-"""Seconds by which the wall clock may have been set between two records of one host."""
+_SAME_BOOT = 5.0
+"""Seconds by which the wall clock may have been set between the starts of two processes of one host."""
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):

@@ -114,6 +114,11 @@ class TestCells:
         assert (result.cells[1].done, result.cells[1].failed) == (1, 0)
         assert "3 runs failed and were made again" in result.notes
 
+    def test_of_failed_runs_the_last_counts(self) -> None:
+        grid = design("A=1,2", repeats=1)
+        result = analyse(grid, [Run(0, 0, problem="first", log="a"), Run(0, 0, problem="second", log="b")])
+        assert (result.cells[0].failed, result.cells[0].problems, result.cells[0].log) == (1, ("second",), "b")
+
     def test_different_units_are_not_compared(self) -> None:
         grid = design("A=1,2")
         runs = [

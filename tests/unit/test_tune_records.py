@@ -252,7 +252,7 @@ class TestOtherProcesses:
         write(tmp_path, start(role="server", num_server=1), sample(12.0, cpu=1.0), sample(20.0, cpu=4.0))
         assert process(run_of(tmp_path), "server").cpu_seconds == pytest.approx(3.0)
 
-    @pytest.mark.parametrize(("host", "apart"), [("two", 5000.0), ("one", 5000.0)])
+    @pytest.mark.parametrize(("host", "apart"), [("two", 7.0), ("two", 5000.0), ("one", 5000.0)])
     def test_on_another_host_the_wall_clock_counts(self, tmp_path: Path, host: str, apart: float) -> None:
         write(tmp_path, start(), *STEADY)
         shifted = [sample(at, cpu=at) | {"monotonic": at + apart} for at in (0.0, 50.0)]
@@ -301,7 +301,7 @@ class TestUnplannedExperiments:
 
     def test_cells_are_in_order_of_appearance_with_the_baseline_first(self, tmp_path: Path) -> None:
         made = [("two servers", None, 3.0), ("Baseline", None, 1.0), ("passive", None, 2.0)]
-        design, runs = from_records(self.make(tmp_path, *made))
+        design, runs = from_records(self.make(tmp_path, *made)[::-1])
         assert [cell.label for cell in design.cells] == ["Baseline", "two servers", "passive"]
         assert [cell.slug for cell in design.cells] == ["Baseline", "two-servers", "passive"]
         assert [(factor.name, factor.levels, factor.option) for factor in design.factors] == [
