@@ -156,7 +156,7 @@ def _cells(analysis: Analysis) -> Iterator[str]:
             median = escape(wording.number(cell.median) + (f" {cell.unit}" if len(units) > 1 else ""))
             verdict = "" if index == BASELINE else _verdict(interval, cell.unit)
         drawn = drawing.interval_bar(interval, wording.block_ratios(analysis, index), limits) if interval else ""
-        rows.append([_name(cell), median, *_gain(interval), drawn, verdict, escape(wording.run_count(analysis, index))])
+        rows.append([_name(cell), median, *_gain(interval), verdict, drawn, escape(wording.run_count(analysis, index))])
     remarks = [wording.cell_remarks(analysis, index) for index in range(len(analysis.cells))]
     yield "<h2>The combinations</h2>"
     yield from _table(["", f"{escape(unit)}, median", "gain", "95 % interval", "", "", "runs"], rows, (4, 5), remarks)
@@ -190,8 +190,8 @@ def _effects(analysis: Analysis) -> Iterator[str]:
             [
                 _breakable(wording.effect_name(effect)),
                 *_gain(effect.interval),
-                drawn,
                 _verdict(effect.interval, unit),
+                drawn,
                 blocks,
             ]
         )
@@ -303,8 +303,10 @@ def _repeat(analysis: Analysis) -> Iterator[str]:
     yield f"<dt>measured</dt><dd>{ends}</dd>"
     if design.metric:
         yield f"<dt>metric</dt><dd>{escape(wording.plain(design.metric))}</dd>"
-    yield "<dt>order</dt><dd>each block has one run of each combination, in random order</dd>\n</dl>"
     command = wording.command_line(design)
+    if command:
+        yield "<dt>order</dt><dd>each block has one run of each combination, in random order</dd>"
+    yield "</dl>"
     if command:
         yield "<p>To make the same experiment again, give a new folder for DIR:</p>"
         yield f'<pre class="command">{escape(command)}</pre>'

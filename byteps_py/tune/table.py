@@ -1,6 +1,6 @@
 """An analysis as text for a terminal: one row for each cell, and what explains the rows below them.
 
-The text is ASCII but for what the user's own names and logs hold.  No line is longer than the width, down to 60.
+The text is ASCII but for what the user's own names and logs hold.  No line is longer than the width, down to 80.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from byteps_py.tune.results import Analysis, Interval
 
 __all__ = ["as_text"]
 
-_MIN_WIDTH = 60
+_MIN_WIDTH = 80
 _MIN_LABEL = 14
 _NARROW = 96
 """Below this width a verdict takes two lines, so that more is left for the name of its cell."""
@@ -37,7 +37,7 @@ def as_text(analysis: Analysis, width: int = 100, colour: bool = False) -> str:
 
     Args:
         analysis: what to show.
-        width: columns of the terminal; less than 60 is taken for 60.
+        width: columns of the terminal; less than 80 is taken for 80.
         colour: whether to use the escape sequences of terminals.
 
     Returns:
