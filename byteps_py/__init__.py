@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         rank,
         shutdown,
         size,
+        stats,
         step,
     )
 
@@ -83,6 +84,7 @@ __all__ = [
     "rank",
     "shutdown",
     "size",
+    "stats",
     "step",
     "synchronize",
 ]
@@ -103,6 +105,7 @@ _MODULES = {
             "rank",
             "shutdown",
             "size",
+            "stats",
             "step",
         ),
         "session",

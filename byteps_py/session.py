@@ -8,40 +8,24 @@ and only in the process that called :func:`init`: a forked child has no session.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import operator
 import os
-import secrets
 import threading
+import time
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy.typing as npt
 
-from byteps_py import kernels, known_names
-from byteps_py.errors import BytePSError, JobRefused, NotInitializedError, SettingsError
+from byteps_py.errors import BytePSError, NotInitializedError
 from byteps_py.roles import last_words
-from byteps_py.roles.address import check_interface
 from byteps_py.roles.farewell import Farewell
-from byteps_py.roles.local import LocalWorker
-from byteps_py.roles.member import worker_identity
-from byteps_py.roles.message_log import log_messages
+from byteps_py.roles.joining import AnyWorker, join
 from byteps_py.roles.pending import Pending
-from byteps_py.roles.worker import Worker
-from byteps_py.settings import (
-    MAX_PARTITION_BYTES,
-    LogSettings,
-    ProcessSettings,
-    WorkerSettings,
-    environment,
-    read,
-    read_role,
-    runs_alone,
-)
-from byteps_py.telemetry import logs
+from byteps_py.settings import environment
 from byteps_py.telemetry.metrics import SpeedRecord
-from byteps_py.transport.zmq import ZmqEndpoint
+from byteps_py.telemetry.recorder import Recorder
 from byteps_py.types import Operation, Role, TensorSpec
 
 __all__ = [
@@ -56,33 +40,12 @@ __all__ = [
     "rank",
     "shutdown",
     "size",
+    "stats",
     "step",
 ]
 
 _log = logging.getLogger("byteps_py.worker")
 _LAST_STEP: Final = 2**64 - 1
-
-
-class _Worker(Protocol):
-    speed: SpeedRecord
-
-    def declare(self, specs: Sequence[TensorSpec]) -> None: ...
-
-    def submit(
-        self,
-        spec: TensorSpec,
-        source: npt.NDArray[Any] | None,
-        output: npt.NDArray[Any] | None,
-        operation: Operation,
-        *,
-        root: int = 0,
-        priority: int = 0,
-        step: int = 0,
-    ) -> Pending: ...
-
-    def barrier(self) -> None: ...
-
-    def close(self, failure: str = "") -> None: ...
 
 
 class Session:
@@ -96,12 +59,13 @@ class Session:
 
     def __init__(
         self,
-        worker: _Worker,
+        worker: AnyWorker,
         rank: int = 0,
         size: int = 1,
         local_rank: int = 0,
         local_size: int = 1,
         farewell: Farewell | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -111,6 +75,7 @@ class Session:
         self.samples = 0
         self._worker = worker
         self._farewell = farewell
+        self._recorder = recorder
         self._lock = threading.Lock()
 
     @property
@@ -175,6 +140,21 @@ class Session:
         with self._lock:
             self.steps += 1
             self.samples += samples or 0
+            if self._recorder is not None:
+                self._recorder.step(self.steps, self.samples)
+
+    def stats(self) -> dict[str, Any]:
+        """See :func:`stats`."""
+        return {
+            "role": str(Role.WORKER),
+            "rank": self.rank,
+            "steps": self.steps,
+            "samples": self.samples,
+            "cpu_seconds": time.process_time(),
+            "stages": {
+                name: {"count": count, "seconds": seconds} for name, (count, seconds) in self._worker.stages().items()
+            },
+        }
 
     def close(self, failure: str = "") -> None:
         """Leave the job; takes a few seconds at most.
@@ -187,6 +167,8 @@ class Session:
             JobAborted, TransportTimeout: the job had ended before its time, or what other workers wait for could not
                 be delivered.
         """
+        if self._recorder is not None:  # the goodbye is no part of what was measured, and may fail
+            self._recorder.close()
         if self._farewell is not None:
             self._farewell.close()
         self._worker.close(failure)
@@ -195,8 +177,6 @@ class Session:
 _state_lock = threading.Lock()
 _session: Session | None = None
 _session_pid = 0
-_joined: list[int] = []
-"""The processes, this one and those from which it was forked, that have joined a distributed job."""
 
 
 def init(lazy: bool = True) -> None:
@@ -220,7 +200,7 @@ def init(lazy: bool = True) -> None:
             return
         last_words.watch(launched=bool(environment().get("BYTEPS_LAUNCH_ID")))
         try:
-            session = _begin()
+            session = Session(*join())
         except BytePSError as error:
             last_words.note_failed_start(error)
             raise
@@ -293,62 +273,21 @@ def step(samples: int | None = None) -> None:
     current().mark_step(samples)
 
 
+def stats() -> dict[str, Any]:
+    """What this process has done since it started; cheap enough to be called in every step.
+
+    Returns:
+        ``role`` (``"worker"``) and ``rank``; ``steps`` and ``samples`` as :func:`step` counted them; ``cpu_seconds``,
+        user and system time of all threads; ``stages``: by name (:mod:`byteps_py.telemetry.stages` says from where to
+        where each goes) a dict of ``count``, how often it was passed, and ``seconds`` in sum. All is the caller's own.
+        The stages are zero in a process that is a job of its own, and with ``BYTEPS_STAGE_TIMES=0``.
+    """
+    return current().stats()
+
+
 def get_pushpull_speed() -> tuple[int, float]:
     """The oldest unread point of the speed record: milliseconds since the epoch, and MB/s; ``(0, -5.0)`` if none."""
     return current().speed.take()
-
-
-def _begin() -> Session:
-    role = read_role()
-    if role in (Role.SERVER, Role.SCHEDULER):
-        raise SettingsError(
-            f"DMLC_ROLE={role}: a {role} runs no training script; start it by `bpslaunch` or `bps {role}`"
-        )
-    if runs_alone():
-        _start_logging(read(ProcessSettings))
-        if role is Role.WORKER:
-            _log.warning(
-                "this worker runs alone, without the scheduler and the servers: that is what DMLC_NUM_WORKER=1 means; "
-                "set BYTEPS_FORCE_DISTRIBUTED=1 to use them"
-            )
-        elif (text := known_names.foreign_launch(environment())) is not None:
-            _log.warning("%s", text)
-        return Session(LocalWorker())
-    if os.getpid() in _joined:
-        raise JobRefused(
-            "this process has left its job by shutdown() and cannot join it again: a process joins a job once, so call "
-            "init() at the beginning and shutdown() at the end"
-        )
-    return _join(read(WorkerSettings))
-
-
-def _start_logging(settings: LogSettings) -> None:
-    logs.configure(settings, "worker")
-    for line in known_names.at_start(Role.WORKER, environment()):
-        _log.warning("%s", line)
-
-
-def _join(settings: WorkerSettings) -> Session:
-    _start_logging(settings)
-    check_interface(settings)
-    chosen = kernels.select(settings.kernels)
-    incarnation = secrets.randbits(64)
-    endpoint = log_messages(ZmqEndpoint(worker_identity(incarnation), MAX_PARTITION_BYTES), _log)
-    worker = Worker(
-        settings, endpoint, incarnation, chosen, lambda error: last_words.end_soon(error, settings.grace_period)
-    )
-    farewell = Farewell(worker.say_goodbye)
-    try:
-        welcome = worker.start()
-    except BaseException:  # also a Ctrl-C: the place in the job becomes free, and init() may be called again
-        farewell.close()
-        with contextlib.suppress(BytePSError):
-            worker.close()
-        raise
-    _joined.append(os.getpid())
-    me = welcome.participants[welcome.rank]
-    logs.configure(settings, f"worker {welcome.rank}")
-    return Session(worker, welcome.rank, len(welcome.participants), me.local_rank, me.local_size, farewell)
 
 
 def _leave_at_exit(session: Session, pid: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -15,6 +16,7 @@ import numpy as np
 
 from byteps_py.core.aggregation import Sum
 from byteps_py.kernels import Kernels
+from byteps_py.telemetry.stages import SumTimes
 from byteps_py.transport.base import Buffer
 
 __all__ = ["INLINE_BYTES", "Engine", "Summed"]
@@ -34,25 +36,40 @@ class Engine:
         threads: number of engine threads, at least 1.
         team: OpenMP threads of each.
         wake: called, from an engine thread, when a result is there to be collected.
+        timed: whether to count and time the sums.
+
+    Attributes:
+        times: of each thread that sums; empty if they are not timed.
     """
 
-    def __init__(self, kernels: Kernels, threads: int, team: int, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, kernels: Kernels, threads: int, team: int, wake: Callable[[], None], *, timed: bool = False
+    ) -> None:
+        self.times = tuple(SumTimes() for _ in range(threads + 1)) if timed else ()
+        self._owners = self.times[-1] if timed else None
         self._kernels = kernels
         self._team = team
         self._wake = wake
-        self._waiting: queue.SimpleQueue[Sum | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[Sum, float] | None] = queue.SimpleQueue()
         self._finished: deque[Summed | BaseException] = deque()
         self._threads = [
-            threading.Thread(target=self._run, name=f"byteps-engine-{index}", daemon=True) for index in range(threads)
+            threading.Thread(
+                target=self._run,
+                args=(self.times[index] if timed else None,),
+                name=f"byteps-engine-{index}",
+                daemon=True,
+            )
+            for index in range(threads)
         ]
         for each in self._threads:
             each.start()
 
     def submit(self, action: Sum) -> Summed | None:
         """Sum now if that is quick, and return the result; else leave it to a thread. Only the owner's thread."""
+        asked = 0.0 if self._owners is None else time.monotonic()
         if action.count * action.dtype.itemsize < INLINE_BYTES:
-            return self._sum(action, 1)
-        self._waiting.put(action)
+            return self._timed_sum(action, 1, self._owners, asked)
+        self._waiting.put((action, asked))
         return None
 
     def collect(self) -> list[Summed]:
@@ -76,13 +93,22 @@ class Engine:
         for each in self._threads:
             each.join()
 
-    def _run(self) -> None:
-        while (action := self._waiting.get()) is not None:
+    def _run(self, times: SumTimes | None) -> None:
+        while (waiting := self._waiting.get()) is not None:
+            action, asked = waiting
             try:
-                self._finished.append(self._sum(action, self._team))
+                self._finished.append(self._timed_sum(action, self._team, times, asked))
             except BaseException as error:  # the owner raises it: an engine must not die in silence
                 self._finished.append(error)
             self._wake()
+
+    def _timed_sum(self, action: Sum, team: int, times: SumTimes | None, asked: float) -> Summed:
+        if times is None:
+            return self._sum(action, team)
+        begun = time.monotonic()
+        summed = self._sum(action, team)
+        times.add(asked, begun)
+        return summed
 
     def _sum(self, action: Sum, team: int) -> Summed:
         if action.count == 0:

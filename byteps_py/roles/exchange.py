@@ -6,6 +6,7 @@ Everything here belongs to the worker's thread.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -20,6 +21,7 @@ from byteps_py.roles.envelope import Complaints, Envelope, open_frames
 from byteps_py.roles.reach import Reach
 from byteps_py.roles.tensors import Tensor, TensorOperation
 from byteps_py.settings import WorkerSettings
+from byteps_py.telemetry.stages import WorkerTimes
 from byteps_py.transport.base import Buffer, Endpoint
 from byteps_py.types import Partition, split_key
 from byteps_py.wire.control import Welcome
@@ -44,6 +46,7 @@ class Exchange:
         welcome: who is in the job.
         incarnation: this process's own random number.
         kernels: for the copy out of a received frame.
+        times: where the stages are counted and timed; None where they are not.
         now: monotonic seconds, as in all methods.
     """
 
@@ -55,6 +58,7 @@ class Exchange:
         welcome: Welcome,
         incarnation: int,
         kernels: Kernels,
+        times: WorkerTimes | None,
         now: float,
     ) -> None:
         self._endpoint = endpoint
@@ -62,6 +66,7 @@ class Exchange:
         self._welcome = welcome
         self._envelope = Envelope(welcome.rank, welcome.job, incarnation, welcome.epoch)
         self._kernels = kernels
+        self._times = times
         self._copy_threads = settings.omp_num_threads or 1
         self._servers = [b"server-%d" % each.rank for each in welcome.servers]
         self._ranks = {name: rank for rank, name in enumerate(self._servers)}
@@ -87,6 +92,8 @@ class Exchange:
         assert placement is not None
         self._last_id += 1
         self._operations[self._last_id] = operation
+        if self._times is not None and operation.staging is not None:
+            self._times.copy_in.add(operation.copied)
         starts = self._pipeline.submit(
             self._last_id,
             placement.tensor_id,
@@ -148,8 +155,7 @@ class Exchange:
         if header.opcode is Opcode.ACCEPT:
             assert payload is not None or header.detail == 0
             for key, round_ in ACCEPT_ENTRY.iter_unpack(payload or b""):
-                self._delivery.accepted(key, round_, now)
-                self._push_all(now, self._pipeline.accepted(key, round_))
+                self._accepted(now, key, round_)
         elif header.opcode is Opcode.MISSING:
             start = self._pipeline.find(header.key, header.round)
             if start is not None:
@@ -161,11 +167,16 @@ class Exchange:
             if start is not None:
                 missing = {rank for (rank,) in RANK_ENTRY.iter_unpack(payload or b"")}
                 self._operations[start.operation_id].waits_for[header.key] = missing
-                self._delivery.accepted(header.key, header.round, now)
-                self._push_all(now, self._pipeline.accepted(header.key, header.round))
+                self._accepted(now, header.key, header.round)
         else:
             raise RemoteProtocolError(f"a server must not send {header.opcode.name}")
         return []
+
+    def _accepted(self, now: float, key: int, round_: int) -> None:
+        if self._times is not None:
+            self._times.accepted(key, round_, now)
+        self._delivery.accepted(key, round_, now)
+        self._push_all(now, self._pipeline.accepted(key, round_))
 
     def _push_all(self, now: float, starts: Sequence[Start]) -> None:
         for start in starts:
@@ -192,6 +203,8 @@ class Exchange:
         frames: list[Buffer] = [encode(header)]
         if operation.staging is not None and header.length:
             frames.append(_slice(operation, operation.staging, partition).data)
+        if self._times is not None:
+            self._times.sent(start.key, start.round, operation.submitted, time.monotonic())
         self._endpoint.send(self._servers[start.server], frames)
         self._delivery.sent(start.key, start.round, start.server, now)
         self._reach.asked(start.server, now)
@@ -209,12 +222,14 @@ class Exchange:
             partition.count,
         ):
             raise RemoteProtocolError(f"a result for {operation.tensor.spec.name!r} of another shape")
+        if self._times is not None:
+            self._times.received(header.key, now)
         target = _slice(operation, operation.output, partition)
         if header.flags & Flag.ABSENT:
             target.fill(0)
         elif payload is not None and target.nbytes:
             operation.absent = False
-            self._kernels.copy(target, payload, target.nbytes, self._copy_threads)
+            self._copy_out(target, payload)
         else:
             operation.absent = False
         operation.progressed = now
@@ -223,6 +238,12 @@ class Exchange:
         completed, starts = self._pipeline.finished(header.key, header.round)
         self._push_all(now, starts)
         return [] if completed is None else [self._complete(completed.operation_id)]
+
+    def _copy_out(self, target: npt.NDArray[np.uint8], payload: memoryview) -> None:
+        begun = 0.0 if self._times is None else time.monotonic()
+        self._kernels.copy(target, payload, target.nbytes, self._copy_threads)
+        if self._times is not None:
+            self._times.copy_out.add(time.monotonic() - begun)
 
     def _complete(self, identifier: int) -> TensorOperation:
         operation = self._operations.pop(identifier)
@@ -247,6 +268,8 @@ class Exchange:
         assert placement is not None
         for each in placement.partitions:
             self._delivery.dropped(each.key)
+            if self._times is not None:
+                self._times.dropped(each.key)
         del self._operations[identifier]
         self._push_all(now, starts)
 

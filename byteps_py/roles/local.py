@@ -11,6 +11,7 @@ import numpy.typing as npt
 from byteps_py.roles.pending import Pending
 from byteps_py.roles.tensors import check_spec, check_unchanged
 from byteps_py.telemetry.metrics import SpeedRecord
+from byteps_py.telemetry.stages import Stages, worker_stages
 from byteps_py.types import Operation, TensorSpec
 
 __all__ = ["LocalWorker"]
@@ -59,6 +60,10 @@ class LocalWorker:
 
     def barrier(self) -> None:
         """Everybody is here."""
+
+    def stages(self) -> Stages:
+        """Nothing is on its way at any time."""
+        return worker_stages(None)
 
     def close(self, failure: str = "") -> None:
         """Nothing to leave."""

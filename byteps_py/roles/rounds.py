@@ -13,6 +13,7 @@ from byteps_py.errors import RemoteProtocolError
 from byteps_py.roles.engine import Engine
 from byteps_py.roles.envelope import Envelope, open_frames
 from byteps_py.roles.member import worker_identity
+from byteps_py.telemetry.stages import Held, Stages, server_stages
 from byteps_py.transport.base import Buffer, Endpoint, Message
 from byteps_py.wire.control import Welcome
 from byteps_py.wire.header import ACCEPT_ENTRY, RANK_ENTRY, Flag, Header, Opcode, encode
@@ -30,9 +31,12 @@ class Rounds:
         engine: sums.
         welcome: who is in the job.
         incarnation: this process's own random number.
+        timed: whether to count and time the contributions.
     """
 
-    def __init__(self, endpoint: Endpoint, engine: Engine, welcome: Welcome, incarnation: int) -> None:
+    def __init__(
+        self, endpoint: Endpoint, engine: Engine, welcome: Welcome, incarnation: int, *, timed: bool = False
+    ) -> None:
         self._endpoint = endpoint
         self._engine = engine
         self._participants = welcome.participants
@@ -40,9 +44,18 @@ class Rounds:
         self._aggregation = Aggregation(welcome.participants)
         self._peers = [worker_identity(each.incarnation) for each in welcome.participants]
         self._accepts: dict[int, list[tuple[int, int]]] = {}
+        self._held = Held(len(welcome.participants)) if timed else None
 
-    def receive(self, message: Message) -> None:
+    def stages(self) -> Stages:
+        """The stage times of this server. Any thread."""
+        return server_stages(self._held, self._engine.times)
+
+    def receive(self, message: Message, arrived: float) -> None:
         """Take a message of a worker.
+
+        Args:
+            message: not looked at yet.
+            arrived: when it came, in monotonic seconds; looked at only if contributions are timed.
 
         Raises:
             RemoteProtocolError: it is none.
@@ -50,7 +63,10 @@ class Rounds:
         header, payload = open_frames(message.frames)
         self._check_sender(header, message.peer)
         if header.opcode is Opcode.PUSH:
-            self._perform(self._aggregation.push(_contribution(header, payload)))
+            actions = self._aggregation.push(_contribution(header, payload))
+            if self._held is not None and isinstance(actions[0], Accept):
+                self._held.arrived(header.key, header.round, header.sender, arrived)
+            self._perform(actions)
         elif header.opcode is Opcode.PULL:
             self._pull(header)
         else:
@@ -124,6 +140,8 @@ class Rounds:
             length=0 if payload is None else payload.nbytes,
         )
         self._post(action.participant, header, payload)
+        if self._held is not None:
+            self._held.replied(action.key, action.round, action.participant)
 
     def _reject(self, action: Reject) -> None:
         self._take_back(action)

@@ -23,9 +23,11 @@ from byteps_py.roles.message_log import log_messages
 from byteps_py.roles.process import describe_this_process, is_proven_gone, is_running
 from byteps_py.roles.termination import TERMINATED, Termination
 from byteps_py.settings import SchedulerSettings
+from byteps_py.telemetry.recorder import Member, Recorder, prepare
 from byteps_py.transport.base import Endpoint, Message, tcp_address
 from byteps_py.transport.resolve import wait_until_resolved
 from byteps_py.transport.zmq import ZmqEndpoint
+from byteps_py.types import Role
 from byteps_py.wire.control import (
     MAX_CONTROL_BYTES,
     Abort,
@@ -33,6 +35,7 @@ from byteps_py.wire.control import (
     Finished,
     Refused,
     Register,
+    Welcome,
     decode_control,
     encode_control,
 )
@@ -62,17 +65,23 @@ def run(settings: SchedulerSettings, endpoint: Endpoint | None = None) -> int:
         after SIGTERM.
 
     Raises:
-        SettingsError: the job has no server, or ``DMLC_INTERFACE`` is no interface of this machine.
+        SettingsError: the job has no server, ``DMLC_INTERFACE`` is no interface of this machine, or the folder for
+            records cannot be made.
         TransportError: the limit of open files is too low.
     """
     if settings.num_server < 1:
         raise SettingsError(f"DMLC_NUM_SERVER={settings.num_server}: a job with a scheduler needs at least one server")
     check_interface(settings)
+    prepare(settings)
     if endpoint is None:
         own = ZmqEndpoint(SCHEDULER, MAX_CONTROL_BYTES, settings.num_worker + settings.num_server)
         endpoint = log_messages(own, _log)
     try:
-        return Scheduler(settings, endpoint).serve()
+        scheduler = Scheduler(settings, endpoint)
+        try:
+            return scheduler.serve()
+        finally:
+            scheduler.close()
     except TransportError as error:
         _log.error("the scheduler cannot run: %s", error)
         return 1
@@ -95,7 +104,8 @@ class Scheduler:
         self._endpoint = endpoint
         self._here = describe_this_process()
         self._name = f"the scheduler (pid {self._here.pid} on {self._here.host})"
-        self._grace_period = settings.grace_period
+        self._settings = settings
+        self._recorder: Recorder | None = None
         self._membership = Membership(
             settings.job_id,
             settings.num_worker,
@@ -132,6 +142,11 @@ class Scheduler:
         assert self.stop is not None
         return TERMINATED if self._was_told else self.stop.status
 
+    def close(self) -> None:
+        """End the record; the endpoint stays open."""
+        if self._recorder is not None:
+            self._recorder.close()
+
     def _serve(self, termination: Termination) -> None:
         """Work until the job has ended."""
         reason = f"{self._name} was told to end (SIGTERM)"
@@ -143,7 +158,7 @@ class Scheduler:
                 self._was_told = True
                 now = time.monotonic()
                 self._look_for_losses(now)  # a worker that is gone is a better reason
-                self._perform(self._membership.told_to_end(now, reason, self._grace_period))
+                self._perform(self._membership.told_to_end(now, reason, self._settings.grace_period))
 
     def run_once(self) -> None:
         """Wait for messages, at most until the next second, and act on them."""
@@ -182,6 +197,8 @@ class Scheduler:
     def _perform(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, Send):
+                if isinstance(action.message, Welcome) and self._recorder is None and self._settings.record is not None:
+                    self._record(action.message)
                 sent = self._send(action.peer, action.message)
                 if isinstance(action.message, (Abort, Finished)):
                     self._note_end(action.peer, sent)
@@ -193,6 +210,12 @@ class Scheduler:
                     _log.error("the job was aborted: %s", action.reason)
                 else:
                     _log.info("the job has finished: %s", action.reason)
+
+    def _record(self, welcome: Welcome) -> None:
+        """The job is complete, so there is something to record: what it costs to watch over it."""
+        counts = len(welcome.participants), len(welcome.servers)
+        self._recorder = Recorder(self._settings, Member(Role.SCHEDULER, 0, welcome.job, *counts), dict)
+        self._recorder.watch()
 
     def _note_end(self, peer: bytes, sent: bool) -> None:
         """A member was told of the end, if it was connected. It hangs up when it has heard that."""

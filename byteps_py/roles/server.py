@@ -27,6 +27,7 @@ from byteps_py.roles.rounds import Rounds
 from byteps_py.roles.termination import TERMINATED, Termination
 from byteps_py.settings import MAX_PARTITION_BYTES, ServerSettings
 from byteps_py.telemetry import logs
+from byteps_py.telemetry.recorder import Member, Recorder, prepare
 from byteps_py.transport.base import Endpoint, Message, tcp_address
 from byteps_py.transport.zmq import ZmqEndpoint
 from byteps_py.types import Role
@@ -59,9 +60,11 @@ def run(settings: ServerSettings, endpoint: Endpoint | None = None) -> int:
         SIGTERM.
 
     Raises:
-        SettingsError: ``DMLC_INTERFACE`` gives no address, or the port is the scheduler's.
+        SettingsError: ``DMLC_INTERFACE`` gives no address, the port is the scheduler's, or the folder for records
+            cannot be made.
         TransportError: the limit of open files is too low.
     """
+    prepare(settings)
     incarnation = secrets.randbits(64)
     if endpoint is None:
         own = ZmqEndpoint(b"server-%016x" % incarnation, MAX_PARTITION_BYTES, settings.num_worker)
@@ -103,12 +106,11 @@ class Server:
             registration(settings, Role.SERVER, incarnation), address=tcp_address(host, port)
         )
         team = settings.omp_num_threads or max(1, len(os.sched_getaffinity(0)) // settings.engine_threads)
-        self._engine = Engine(
-            kernels.select(settings.kernels),
-            settings.engine_threads,
-            team,
-            endpoint.wake,
-        )
+        self._settings = settings
+        self._team = team
+        self._kernels = kernels.select(settings.kernels)
+        self._engine = Engine(self._kernels, settings.engine_threads, team, endpoint.wake, timed=settings.stage_times)
+        self._recorder: Recorder | None = None
         self._link = SchedulerLink(endpoint, settings, register, _log, now)
         self._rounds: Rounds | None = None
         self._early: list[Message] = []
@@ -119,7 +121,6 @@ class Server:
             "DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"
         )
         self._finished = False
-        self._grace_period = settings.grace_period
         self._end_due: float | None = None
         self._has_announced = False
         _log.info("the own address is %s, %s", host, reason)
@@ -159,11 +160,11 @@ class Server:
         The job may be complete already, and the word of it on its way.
         """
         if self._end_due is None:
-            self._end_due = now + min(_WORD_SECONDS, self._grace_period)
-        if self._rounds is not None and self._grace_period and not self._has_announced:
+            self._end_due = now + min(_WORD_SECONDS, self._settings.grace_period)
+        if self._rounds is not None and self._settings.grace_period and not self._has_announced:
             self._has_announced = True
-            self._end_due = now + self._grace_period
-            text = f"it serves until the workers have left, for {self._grace_period:g} s at most"
+            self._end_due = now + self._settings.grace_period
+            text = f"it serves until the workers have left, for {self._settings.grace_period:g} s at most"
             self._link.send(Notice(f"was told to end (SIGTERM): {text} (BYTEPS_GRACE_PERIOD)"))
             _log.warning("told to end (SIGTERM): %s (BYTEPS_GRACE_PERIOD)", text)
         return urgent or now >= self._end_due
@@ -180,19 +181,23 @@ class Server:
 
     def run_once(self, now: float, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for something to do and do it."""
-        for message in self._endpoint.receive(timeout):
+        messages = self._endpoint.receive(timeout)
+        arrived = time.monotonic() if self._settings.stage_times else 0.0
+        for message in messages:
             if message.peer == SCHEDULER:
                 self._receive_control(now, message.frames)
             elif self._rounds is None:
                 self._keep(message)
             else:
-                self._receive_data(message)
+                self._receive_data(message, arrived)
         if self._rounds is not None:
             self._rounds.advance()
 
     def close(self) -> None:
-        """End the engine threads; the endpoint stays open."""
+        """End the engine threads and the record; the endpoint stays open."""
         self._engine.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     def _keep(self, message: Message) -> None:
         """A worker may hear of the complete job before this server does; what is dropped here is asked for again."""
@@ -230,15 +235,32 @@ class Server:
     def _begin(self, welcome: Welcome) -> None:
         logs.relabel(f"server {welcome.rank}")
         _log.info("server %d of %d, %d workers", welcome.rank, len(welcome.servers), len(welcome.participants))
-        self._rounds = Rounds(self._endpoint, self._engine, welcome, self._incarnation)
+        timed = self._settings.stage_times
+        self._rounds = Rounds(self._endpoint, self._engine, welcome, self._incarnation, timed=timed)
+        if self._settings.record is not None:
+            self._record(welcome, self._rounds)
         early, self._early = self._early, []
+        arrived = time.monotonic()
         for message in early:
-            self._receive_data(message)
+            self._receive_data(message, arrived)
 
-    def _receive_data(self, message: Message) -> None:
+    def _record(self, welcome: Welcome, rounds: Rounds) -> None:
+        member = Member(
+            Role.SERVER,
+            welcome.rank,
+            welcome.job,
+            len(welcome.participants),
+            len(welcome.servers),
+            self._kernels.team(self._team),
+            self._settings.engine_threads,
+        )
+        self._recorder = Recorder(self._settings, member, rounds.stages)
+        self._recorder.watch()
+
+    def _receive_data(self, message: Message, arrived: float) -> None:
         assert self._rounds is not None
         try:
-            self._rounds.receive(message)
+            self._rounds.receive(message, arrived)
         except RemoteProtocolError as error:
             self._complain(message, error)
 

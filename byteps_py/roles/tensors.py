@@ -104,10 +104,12 @@ class TensorOperation:
         progressed: monotonic seconds of the last push of a new partition, or result; None before the first push.
         absent: whether all results so far were absent.
         waits_for: by key, ranks that a server named as missing, for messages.
+        submitted, copied: monotonic seconds when ``staging`` was ready, and how many the copy took; 0 if nobody asks.
     """
 
     __slots__ = (
         "absent",
+        "copied",
         "operation",
         "output",
         "pending",
@@ -116,6 +118,7 @@ class TensorOperation:
         "root",
         "staging",
         "step",
+        "submitted",
         "tensor",
         "waits_for",
     )
@@ -142,3 +145,4 @@ class TensorOperation:
         self.progressed: float | None = None
         self.absent = True
         self.waits_for: dict[int, set[int]] = {}
+        self.submitted = self.copied = 0.0

@@ -25,6 +25,7 @@ from byteps_py.errors import (
     TransportTimeout,
 )
 from byteps_py.kernels import Kernels
+from byteps_py.roles.barrier_calls import BarrierCalls
 from byteps_py.roles.envelope import Complaints
 from byteps_py.roles.exchange import Exchange
 from byteps_py.roles.farewell import MILLISECONDS
@@ -35,6 +36,7 @@ from byteps_py.roles.requests import Requests
 from byteps_py.roles.tensors import Tensor, TensorOperation, check_spec, check_unchanged
 from byteps_py.settings import WorkerSettings
 from byteps_py.telemetry.metrics import SpeedRecord
+from byteps_py.telemetry.stages import Stages, WorkerTimes, worker_stages
 from byteps_py.transport.base import Endpoint
 from byteps_py.types import Operation, TensorSpec
 from byteps_py.wire.control import (
@@ -86,9 +88,8 @@ class Worker:
         self._tensors: dict[str, Tensor] = {}
         self._conflicts: dict[str, AgreementError] = {}
         self._undeclared: list[Tensor] = []
-        self._barrier_lock = threading.Lock()
-        self._barrier: Signal | None = None
-        self._last_barrier = 0
+        self._barriers = BarrierCalls(lambda number, signal: self._post(lambda now: self._reach(now, number, signal)))
+        self._times = WorkerTimes() if settings.stage_times else None
         self._requests: Requests | None = None
         self._exchange: Exchange | None = None
         self._welcome: Welcome | None = None
@@ -134,11 +135,15 @@ class Worker:
         """Start one operation; see :meth:`byteps_py.session.Session.submit`."""
         tensor = self._tensor(spec)
         threads = self._settings.omp_num_threads or 1
-        staging = None if source is None else tensor.stage(source, self._kernels, threads)
         pending = Pending(spec, output)
+        begun = 0.0 if self._times is None else time.monotonic()
+        staging = None if source is None else tensor.stage(source, self._kernels, threads)
         started = TensorOperation(
             tensor, pending, operation=operation, root=root, priority=priority, step=step, staging=staging
         )
+        if self._times is not None:
+            started.submitted = time.monotonic()
+            started.copied = started.submitted - begun
         self._post(lambda now: self._submit(now, started))
         return pending
 
@@ -149,15 +154,11 @@ class Worker:
             JobAborted: a worker left without reaching the barrier, or the job ended otherwise.
             TransportTimeout: not all came within ``BYTEPS_STALL_TIMEOUT``.
         """
-        with self._barrier_lock:
-            if self._barrier is not None:
-                self._barrier.wait()  # a call before this one was interrupted; barriers come one after the other
-            signal = Signal()
-            number = self._last_barrier + 1
-            self._post(lambda now: self._reach(now, number, signal))
-            # Only what was posted will ever be signalled, so only that may be waited for by a later call.
-            self._last_barrier, self._barrier = number, signal
-            signal.wait()
+        self._barriers.wait()
+
+    def stages(self) -> Stages:
+        """The stage times of this worker."""
+        return worker_stages(self._times)
 
     def close(self, failure: str = "") -> None:
         """Leave the job and end the thread, within a few seconds whatever the others do.
@@ -333,6 +334,7 @@ class Worker:
             welcome=welcome,
             incarnation=self._incarnation,
             kernels=self._kernels,
+            times=self._times,
             now=now,
         )
         self._welcome = welcome

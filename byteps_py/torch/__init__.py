@@ -25,6 +25,7 @@ from byteps_py.session import (
     rank,
     shutdown,
     size,
+    stats,
     step,
 )
 from byteps_py.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
@@ -65,6 +66,7 @@ __all__ = [
     "rank",
     "shutdown",
     "size",
+    "stats",
     "step",
     "synchronize",
 ]

@@ -40,6 +40,7 @@ class Bench:
             welcome=Welcome(77, 1, 0, WORKERS, (ServerInfo(0, address, "host-c", 12, 600),)),
             incarnation=500,
             kernels=kernels.select("reference"),
+            times=None,
             now=0.0,
         )
         self._placed = 0

@@ -1,0 +1,195 @@
+"""How often each stage of a tensor's way was passed, and how many seconds that took: sums since the process started.
+
+===================  ==================================================================  ==========================
+stage                from, to                                                            counts
+===================  ==================================================================  ==========================
+``queue``            submitted, the partition is sent                                    partitions
+``copy in``          the copy into the staging buffer                                    operations with a payload
+``push``             sent, accepted by the server                                        see below
+``pull``             accepted, or else sent; the result is here                          partitions
+``copy out``         the copy out of the received frame                                  results with a payload
+``wait for others``  a contribution arrives, the last one of its round does              contributions
+``server queue``     a sum is asked for, it begins                                       sums
+``sum``              it begins, it is done                                               sums
+``held``             a contribution arrives, the reply to it is handed to the socket     replies
+===================  ==================================================================  ==========================
+
+The first five are a worker's, the others a server's.  A result says all that the acceptance before it would, and then
+none is sent: such a partition is not counted in ``push``, and its whole way is ``pull``.  Partitions are on their way
+at the same time, so seconds may add up to more than have passed.
+
+Threads: each :class:`StageTime` is added to by one thread, so no addition is lost, and any thread may read it.  A
+reader may come between the two additions and find a passage counted whose seconds are not there yet; sums only grow, so
+the next look puts that right.  Adding takes no lock and allocates nothing that stays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Final, TypeAlias
+
+__all__ = ["WORKER_STAGES", "Held", "StageTime", "Stages", "SumTimes", "WorkerTimes", "server_stages", "worker_stages"]
+
+WORKER_STAGES: Final = ("queue", "copy in", "push", "pull", "copy out")
+SERVER_STAGES: Final = ("wait for others", "server queue", "sum", "held")
+
+Stages: TypeAlias = dict[str, tuple[int, float]]
+"""Count and seconds by the name of the stage."""
+
+
+class StageTime:
+    """One stage as one thread has seen it."""
+
+    __slots__ = ("count", "seconds")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        """It was passed once more. Only the thread that this belongs to."""
+        self.count += 1
+        self.seconds += seconds
+
+
+class _Way:
+    """How far a partition is: its round, and since when it is sent, or accepted."""
+
+    __slots__ = ("accepted", "round", "since")
+
+    def __init__(self, round: int, since: float) -> None:
+        self.round = round
+        self.since = since
+        self.accepted = False
+
+
+class WorkerTimes:
+    """The stages of a worker. All methods belong to its thread; times are seconds of :func:`time.monotonic`."""
+
+    __slots__ = ("_ways", "copy_in", "copy_out", "pull", "push", "queue")
+
+    def __init__(self) -> None:
+        self.queue = StageTime()
+        self.copy_in = StageTime()
+        self.push = StageTime()
+        self.pull = StageTime()
+        self.copy_out = StageTime()
+        self._ways: dict[int, _Way] = {}
+
+    def sent(self, key: int, round: int, submitted: float, now: float) -> None:
+        """A partition of an operation that was submitted then is sent; a repetition changes nothing."""
+        way = self._ways.get(key)
+        if way is None or way.round != round:
+            self.queue.add(now - submitted)
+            self._ways[key] = _Way(round, now)
+
+    def accepted(self, key: int, round: int, now: float) -> None:
+        """A server has it; a repetition changes nothing."""
+        way = self._ways.get(key)
+        if way is not None and way.round == round and not way.accepted:
+            self.push.add(now - way.since)
+            way.since = now
+            way.accepted = True
+
+    def received(self, key: int, now: float) -> None:
+        """Its result is here, for the first time."""
+        way = self._ways.pop(key, None)
+        if way is not None:
+            self.pull.add(now - way.since)
+
+    def dropped(self, key: int) -> None:
+        """Its operation has failed."""
+        self._ways.pop(key, None)
+
+
+class SumTimes:
+    """The sums of one engine thread, or of the owner's. All methods belong to that thread."""
+
+    __slots__ = ("queue", "sum")
+
+    def __init__(self) -> None:
+        self.queue = StageTime()
+        self.sum = StageTime()
+
+    def add(self, asked: float, begun: float) -> None:
+        """A sum that was asked for and begun then has just been done."""
+        self.queue.add(begun - asked)
+        self.sum.add(time.monotonic() - begun)
+
+
+class _Round:
+    """The open round of a key: when each contribution arrived, by rank; 0 if it has not, or was answered."""
+
+    __slots__ = ("arrived", "missing", "round", "total")
+
+    def __init__(self, round: int, size: int) -> None:
+        self.round = round
+        self.arrived = [0.0] * size
+        self.missing = size
+        self.total = 0.0
+
+
+class Held:
+    """How long a server has contributions. All methods belong to the thread that owns its endpoint.
+
+    Args:
+        size: number of workers.
+    """
+
+    __slots__ = ("_rounds", "_size", "held", "wait")
+
+    def __init__(self, size: int) -> None:
+        self.wait = StageTime()
+        self.held = StageTime()
+        self._size = size
+        self._rounds: dict[int, _Round] = {}
+
+    def arrived(self, key: int, round: int, rank: int, now: float) -> None:
+        """A contribution is here, which was not refused; a repetition changes nothing."""
+        current = self._rounds.get(key)
+        if current is None or current.round < round:
+            current = self._rounds[key] = _Round(round, self._size)
+        if current.round != round or current.arrived[rank] or not current.missing:
+            return
+        current.arrived[rank] = now
+        current.total += now
+        current.missing -= 1
+        if not current.missing:
+            self.wait.count += self._size
+            self.wait.seconds += max(0.0, self._size * now - current.total)
+
+    def replied(self, key: int, round: int, rank: int) -> None:
+        """The result was handed to the socket just now; only the first reply to a contribution counts."""
+        current = self._rounds.get(key)
+        if current is not None and current.round == round and current.arrived[rank]:
+            self.held.add(time.monotonic() - current.arrived[rank])
+            current.arrived[rank] = 0.0
+
+
+def worker_stages(times: WorkerTimes | None) -> Stages:
+    """What a worker has counted; zeros without times."""
+    if times is None:
+        return dict.fromkeys(WORKER_STAGES, (0, 0.0))
+    found = (times.queue, times.copy_in, times.push, times.pull, times.copy_out)
+    return {name: (each.count, each.seconds) for name, each in zip(WORKER_STAGES, found, strict=True)}
+
+
+def server_stages(held: Held | None, sums: Iterable[SumTimes]) -> Stages:
+    """What the threads of a server have counted; zeros for what is not there."""
+    sums = tuple(sums)
+    found = (
+        _total([] if held is None else [held.wait]),
+        _total(each.queue for each in sums),
+        _total(each.sum for each in sums),
+        _total([] if held is None else [held.held]),
+    )
+    return dict(zip(SERVER_STAGES, found, strict=True))
+
+
+def _total(times: Iterable[StageTime]) -> tuple[int, float]:
+    count, seconds = 0, 0.0
+    for each in times:
+        count += each.count
+        seconds += each.seconds
+    return count, seconds
