@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from byteps_py.telemetry import stages
 from byteps_py.tune import factors
 from byteps_py.tune.analysis import STAGES, analyse, stage_seconds
 from byteps_py.tune.model import Design, ProcessUse, Run, Stages, StageSum
@@ -312,6 +313,9 @@ SERVER = sums(wait_for_others=(200, 6.0), server_queue=(100, 1.0), sum=(100, 2.0
 
 
 class TestStages:
+    def test_they_are_those_that_processes_record(self) -> None:
+        assert {*STAGES, "held"} == {*stages.WORKER_STAGES, *stages.SERVER_STAGES}
+
     def run(self, *processes: ProcessUse, steps: int = 10) -> Run:
         return Run(0, 0, value=1.0, seconds=5.0, steps=steps, processes=processes)
 
