@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "as_png"]
+__all__ = ["COLOURS", "DPI", "FONT", "SMALL", "as_png"]
 
 COLOURS = {
     "queue": "#999999",
@@ -38,8 +38,8 @@ COLOURS = {
 _OTHER = "#333333"
 _LESS, _MORE, _NONE, _DOT, _GRID = "#D55E00", "#0072B2", "#666666", "#999999", "#dddddd"
 _WIDTH = 800
-_DPI = 100
-_FONT, _SMALL = 9.5, 8.5
+DPI = 100
+FONT, SMALL = 9.5, 8.5
 """In points: at 100 dots an inch 13 and 12 pixels."""
 _LINE, _ROW = 16, 20
 """Pixels: a line of a cell's name, and what a row has beyond its lines."""
@@ -70,12 +70,12 @@ def as_png(analysis: Analysis) -> bytes | None:
     stages = wording.stage_names(analysis)
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update({"font.size": _FONT, "font.family": "DejaVu Sans", "axes.unicode_minus": False})
-        figure = Figure(dpi=_DPI, facecolor="white")
+        matplotlib.rcParams.update({"font.size": FONT, "font.family": "DejaVu Sans", "axes.unicode_minus": False})
+        figure = Figure(dpi=DPI, facecolor="white")
         canvas: Any = FigureCanvasAgg(figure)
         _draw(figure, analysis, _layout(analysis, stages, partial(_pixels, canvas.get_renderer())))
         out = io.BytesIO()
-        figure.savefig(out, format="png", dpi=_DPI, metadata={"Software": None})
+        figure.savefig(out, format="png", dpi=DPI, metadata={"Software": None})
     return out.getvalue()
 
 
@@ -137,12 +137,12 @@ def _layout(analysis: Analysis, stages: list[str], pixels: Callable[[str], float
 def _pixels(renderer: Any, line: str) -> float:
     from matplotlib.font_manager import FontProperties
 
-    width, _, _ = renderer.get_text_width_height_descent(line, FontProperties(size=_FONT), False)
+    width, _, _ = renderer.get_text_width_height_descent(line, FontProperties(size=FONT), False)
     return float(width)
 
 
 def _draw(figure: Figure, analysis: Analysis, layout: _Layout) -> None:
-    figure.set_size_inches(_WIDTH / _DPI, layout.whole / _DPI)
+    figure.set_size_inches(_WIDTH / DPI, layout.whole / DPI)
     axes = _panel(figure, layout, _TITLE)
     _gains(axes, analysis, layout)
     what = "How much more" if _is_metric(analysis) else "How much faster"
@@ -160,7 +160,7 @@ def _panel(figure: Figure, layout: _Layout, top: int) -> Axes:
     axes = figure.add_axes((layout.left / _WIDTH, bottom / layout.whole, width / _WIDTH, layout.panel / layout.whole))
     axes.set_ylim(layout.panel, 0)
     axes.set_yticks([])
-    axes.tick_params(axis="x", labelsize=_SMALL)
+    axes.tick_params(axis="x", labelsize=SMALL)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.grid(axis="x", color=_GRID, linewidth=0.8)
@@ -203,7 +203,7 @@ def _gains(axes: Axes, analysis: Analysis, layout: _Layout) -> None:
     axes.set_xlabel(
         "gain over the baseline in %, with 95 % interval; small dots: single blocks\n"
         f"blue: {better}, red: {worse}, grey: no difference shown",
-        fontsize=_SMALL,
+        fontsize=SMALL,
     )
 
 
@@ -234,7 +234,7 @@ def _bars(axes: Axes, analysis: Analysis, layout: _Layout) -> None:
     for total, middle in zip(sums[1:], layout.middles, strict=True):
         if total > 0:
             _beside(axes, middle, f"{wording.short(total)} ms")
-    axes.set_xlabel("ms per step of each worker; partitions side by side count each", fontsize=_SMALL)
+    axes.set_xlabel("ms per step of each worker; partitions side by side count each", fontsize=SMALL)
 
 
 def _legend(figure: Figure, layout: _Layout) -> None:
@@ -248,7 +248,7 @@ def _legend(figure: Figure, layout: _Layout) -> None:
         bbox_to_anchor=(_EDGE / _WIDTH, 1.0 - (layout.lower + _TITLE) / layout.whole),
         ncol=4,
         frameon=False,
-        fontsize=_SMALL,
+        fontsize=SMALL,
         borderpad=0.0,
         borderaxespad=0.0,
         handlelength=1.2,
@@ -258,8 +258,8 @@ def _legend(figure: Figure, layout: _Layout) -> None:
 
 def _heading(figure: Figure, layout: _Layout, top: int, text: str, more: str = "") -> None:
     height = 1.0 - (top + _TITLE * 0.7) / layout.whole
-    figure.text(_EDGE / _WIDTH, height, text, fontsize=_FONT + 2, fontweight="bold")
-    figure.text(1.0 - _EDGE / _WIDTH, height, more, fontsize=_SMALL, color=_NONE, ha="right")
+    figure.text(_EDGE / _WIDTH, height, text, fontsize=FONT + 2, fontweight="bold")
+    figure.text(1.0 - _EDGE / _WIDTH, height, more, fontsize=SMALL, color=_NONE, ha="right")
 
 
 def _beside(axes: Axes, middle: float, text: str) -> None:
@@ -271,7 +271,7 @@ def _beside(axes: Axes, middle: float, text: str) -> None:
         xytext=(8, 0),
         textcoords="offset points",
         va="center",
-        fontsize=_SMALL,
+        fontsize=SMALL,
         linespacing=1.25,
         annotation_clip=False,
     )

@@ -245,7 +245,7 @@ def _effects(plan: Design, made: Sequence[Run], inert: str) -> list[Effect]:
 
 def _processes(cell: Cell, num_workers: int) -> tuple[ProcessUse, ...]:
     passive = "passive" in cell.levels
-    num_servers = 2 if cell.levels[-1] == "2" else 1
+    num_servers = 2 if cell.levels[-1:] == ("2",) else 1
     spin = 1.0 if passive else 1.7
     stages = {"queue": StageSum(200, 0.4), "push": StageSum(200, 1.5)}
     workers = tuple(
