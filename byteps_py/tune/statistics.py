@@ -3,6 +3,7 @@
 Each block gives one number: the logarithm of the ratio of two cells that ran close together in time.  What changed the
 speed of the whole block is in both and cancels.  The blocks' numbers are taken for independent draws from one normal
 distribution of unknown spread; their mean has a t interval with one degree of freedom fewer than there are blocks.
+The effect of a factor in a grid is a mean of such means.
 
 The distribution function of t for whole degrees of freedom is a finite sum (Abramowitz and Stegun, *Handbook of
 Mathematical Functions*, 26.7.3 and 26.7.4), and its inverse is found by bisection.  The power of the test, which is a
@@ -50,22 +51,32 @@ def interval(pairs: Sequence[Pair]) -> Interval:
 def combine(blocks: Sequence[Sequence[Pair]]) -> Interval:
     """The same for the effect of one factor: each block has one pair for each combination of the other factors.
 
-    A block's pairs are averaged first, so however many there are, a block counts as one observation.
+    The effect is the mean of the combinations' own effects, each of which is a mean over the blocks with a spread of
+    its own.  Runs are independent, so the squares of their standard errors add up, with the degrees of freedom of
+    Satterthwaite (*Biometrics Bulletin* 2, 1946), rounded down: between those of one combination, if only that is
+    noisy, and the sum of all, if they are equally so.
+
+    Args:
+        blocks: for each block the pairs, in the same order of combinations.
 
     Raises:
-        ValueError: there is no block, one has no pair, or a value is not a finite number above 0.
+        ValueError: there is no block or no pair, blocks have different numbers of them, or a value is not a finite
+            number above 0.
     """
-    if not blocks or not all(blocks):
-        raise ValueError("a ratio needs at least one block, and each block at least one pair of values")
-    logs = [math.fsum(map(_log_ratio, block)) / len(block) for block in blocks]
-    count = len(logs)
-    middle = math.fsum(logs) / count
-    ratio, median = math.exp(middle), math.exp(statistics.median(logs))
+    if not blocks or not blocks[0] or len(set(map(len, blocks))) > 1:
+        raise ValueError("a ratio needs at least one block, and each block at least one pair, as many as the others")
+    logs = [[_log_ratio(pair) for pair in block] for block in blocks]
+    count, width = len(logs), len(logs[0])
+    means = [math.fsum(block) / width for block in logs]
+    middle = math.fsum(means) / count
+    ratio, median = math.exp(middle), math.exp(statistics.median(means))
     if count < 2:
         return Interval(count, ratio, None, None, median, None)
-    spread = math.sqrt(math.fsum((each - middle) ** 2 for each in logs) / (count - 1))
-    reach = t_quantile((1 + CONFIDENCE) / 2, count - 1) * spread / math.sqrt(count)
-    return Interval(count, ratio, math.exp(middle - reach), math.exp(middle + reach), median, detectable(spread, count))
+    shares = [_variance(column) / count / width**2 for column in zip(*logs, strict=True)]
+    error, dof = math.sqrt(math.fsum(shares)), _freedom(shares, count - 1)
+    reach = t_quantile((1 + CONFIDENCE) / 2, dof) * error
+    most = math.exp(_shift(dof) * error)
+    return Interval(count, ratio, math.exp(middle - reach), math.exp(middle + reach), median, most)
 
 
 def detectable(spread: float, blocks: int) -> float:
@@ -76,10 +87,10 @@ def detectable(spread: float, blocks: int) -> float:
             uncertain, and so is the answer: from 5 blocks by about a third in either direction.
         blocks: number of blocks, at least 2.
     """
-    return math.exp(_shift(blocks) * spread / math.sqrt(blocks))
+    return math.exp(_shift(blocks - 1) * spread / math.sqrt(blocks))
 
 
-def power(ratio: float, spread: float, blocks: int) -> float:
+def power(ratio: float, spread: float, blocks: int, dof: int | None = None) -> float:
     """How probable it is that a true ``ratio`` is shown as what it is: above 1, if it is.
 
     Args:
@@ -87,8 +98,9 @@ def power(ratio: float, spread: float, blocks: int) -> float:
         spread: standard deviation of the blocks' log-ratios, above 0; of two runs with independent
             noise s each it is s * sqrt(2).
         blocks: number of blocks, at least 2.
+        dof: degrees of freedom of the estimated spread; None: one fewer than there are blocks.
     """
-    return _power(abs(math.log(ratio)) * math.sqrt(blocks) / spread, blocks - 1)
+    return _power(abs(math.log(ratio)) * math.sqrt(blocks) / spread, dof or blocks - 1)
 
 
 def blocks_needed(ratio: float, spread: float, probability: float = SURE) -> int:
@@ -132,9 +144,9 @@ def _two_sided(t: float, dof: int) -> float:
 
 
 @functools.lru_cache(maxsize=256)
-def _shift(blocks: int) -> float:
+def _shift(dof: int) -> float:
     """By how many standard errors a mean must differ from 0 to be shown with probability :data:`SURE`."""
-    return _root(lambda shift: _power(shift, blocks - 1), SURE)
+    return _root(lambda shift: _power(shift, dof), SURE)
 
 
 def _power(shift: float, dof: int) -> float:
@@ -165,6 +177,21 @@ def _root(rising: Callable[[float], float], goal: float) -> float:
     while (middle := (low + high) / 2) not in (low, high):
         low, high = (middle, high) if rising(middle) < goal else (low, middle)
     return high
+
+
+def _variance(values: Sequence[float]) -> float:
+    middle = math.fsum(values) / len(values)
+    return math.fsum((each - middle) ** 2 for each in values) / (len(values) - 1)
+
+
+def _freedom(shares: Sequence[float], dof: int) -> int:
+    """Degrees of freedom of a sum of squared errors, each of which has ``dof``."""
+    largest = max(shares)
+    if largest == 0:
+        return dof
+    relative = [each / largest for each in shares]  # so that no square becomes 0
+    exact = math.fsum(relative) ** 2 / math.fsum(each**2 for each in relative) * dof
+    return max(dof, int(exact + 1e-9))
 
 
 def _log_ratio(pair: Pair) -> float:

@@ -131,15 +131,35 @@ class TestInterval:
 
 
 class TestCombine:
-    def test_a_block_counts_once_however_many_pairs_it_has(self) -> None:
-        blocks = [[(1.0, math.exp(0.1)), (1.0, math.exp(0.3))], [(5.0, 5 * math.exp(0.4)), (7.0, 7 * math.exp(0.4))]]
-        found, same = combine(blocks), interval([(1.0, math.exp(0.2)), (1.0, math.exp(0.4))])
-        assert found.blocks == 2
-        assert (found.ratio, found.low, found.high) == pytest.approx((same.ratio, same.low, same.high))
+    def test_the_mean_of_the_combinations(self) -> None:
+        """Each has the variance 0.01, so that of their mean over 5 blocks is 0.001, with 8 degrees of freedom."""
+        logs = [math.sqrt(0.01 / 2.5) * each for each in (-2, -1, 0, 1, 2)]
+        blocks = [
+            [(1.0, math.exp(0.1 + one)), (3.0, 3 * math.exp(0.3 + other))]
+            for one, other in zip(logs, logs[2:] + logs[:2], strict=True)
+        ]
+        found = combine(blocks)
+        assert (found.blocks, found.ratio) == (5, pytest.approx(math.exp(0.2)))
+        assert found.high == pytest.approx(math.exp(0.2 + 2.306 * math.sqrt(0.001)), rel=1e-4)
+        assert found.low == pytest.approx(math.exp(0.2 - 2.306 * math.sqrt(0.001)), rel=1e-4)
 
-    def test_a_block_without_pairs_is_refused(self) -> None:
+    def test_a_combination_that_alone_is_noisy_lends_no_certainty(self) -> None:
+        pairs = [(1.0, 1.1), (1.0, 1.2), (1.0, 1.3)]
+        blocks = [[pair, (1.0, 1.2)] for pair in pairs]
+        half = interval([(1.0, math.sqrt(other * 1.2)) for _, other in pairs])
+        found = combine(blocks)
+        assert (found.low, found.high) == pytest.approx((half.low, half.high))
+
+    def test_no_noise_at_all(self) -> None:
+        found = combine([[(1.0, 2.0), (1.0, 8.0)]] * 3)
+        assert (found.ratio, found.low, found.high) == pytest.approx((4.0, 4.0, 4.0))
+
+    @pytest.mark.parametrize("blocks", [[], [[]], [[(1.0, 2.0)], []], [[(1.0, 2.0)], [(1.0, 2.0), (1.0, 2.0)]]])
+    def test_blocks_without_pairs_or_with_different_ones_are_refused(
+        self, blocks: list[list[tuple[float, float]]]
+    ) -> None:
         with pytest.raises(ValueError, match="at least one block"):
-            combine([[(1.0, 2.0)], []])
+            combine(blocks)
 
 
 class TestPower:
