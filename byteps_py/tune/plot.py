@@ -229,7 +229,8 @@ def _bars(axes: Axes, analysis: Analysis, layout: _Layout) -> None:
                 left += time
         sums.append(left)
         if not times:
-            _say(axes, 0.0, middle, "failed" if cell.failed and not cell.values else "not recorded", _LESS)
+            failed = bool(cell.failed) and not cell.values
+            _say(axes, 0.0, middle, *(("failed", _LESS) if failed else ("not recorded", _NONE)))
     axes.set_xlim(0.0, 1.02 * max(sums) or 1.0)
     for total, middle in zip(sums[1:], layout.middles, strict=True):
         if total > 0:
