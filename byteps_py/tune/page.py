@@ -251,13 +251,13 @@ def _cpu(analysis: Analysis) -> Iterator[str]:
                 row += [_NOTHING, _NOTHING]
             else:
                 number = wording.count(use.processes, role)
-                row += [f"{use.cores:.2f}<small>{number}</small>", wording.short(use.seconds_per_step)]
+                row += [f"{use.cores:.2f}<small>{number}</small>", wording.short(1000 * use.seconds_per_step)]
         rows.append(row)
     known = wording.cores(analysis)
     yield "<h2>CPU by role</h2>"
     known = f"; for comparison: {known}" if known else ""
-    yield f'<p class="quiet">Cores kept busy by all processes of a role, and CPU seconds per step{escape(known)}.</p>'
-    titles = [title for role in roles for title in (f"{role}<br>cores", f"{role}<br>s/step")]
+    yield f'<p class="quiet">Cores kept busy by all processes of a role, and milliseconds of CPU per step{escape(known)}.</p>'
+    titles = [title for role in roles for title in (f"{role}<br>cores", f"{role}<br>ms/step")]
     yield from _table(["", *titles], rows)
 
 

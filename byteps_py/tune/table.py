@@ -74,7 +74,7 @@ class _Paper:
 
     def text(self, text: str, first: str = "", rest: str = "", code: str = "") -> None:
         """A paragraph; ``first`` and ``rest`` are put before its first line and the others."""
-        wrapped = textwrap.wrap(text, self._width, initial_indent=first, subsequent_indent=rest)
+        wrapped = textwrap.wrap(text, self._width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
         self.lines += [self._paint(line, code) for line in wrapped]
 
     def raw(self, lines: Sequence[str]) -> None:
@@ -199,7 +199,7 @@ def _cpu(analysis: Analysis, paper: _Paper) -> None:
     if not roles:
         return
     known = wording.cores(analysis)
-    paper.title("CPU of all processes of a role: cores kept busy, and seconds per step")
+    paper.title("CPU of all processes of a role: cores kept busy, and ms per step")
     if known:
         paper.text(f"For comparison: {known}.")
     rows = []
@@ -209,11 +209,13 @@ def _cpu(analysis: Analysis, paper: _Paper) -> None:
             text
             for role in roles
             for text in (
-                (f"{uses[role].cores:.2f}", wording.short(uses[role].seconds_per_step)) if role in uses else ("-", "-")
+                (f"{uses[role].cores:.2f}", wording.short(1000 * uses[role].seconds_per_step))
+                if role in uses
+                else ("-", "-")
             )
         ]
         rows.append(_Row((wording.plain(cell.cell.label), *texts)))
-    paper.table(["", *(title for role in roles for title in (f"{role}\ncores", f"{role}\ns/step"))], rows)
+    paper.table(["", *(title for role in roles for title in (f"{role}\ncores", f"{role}\nms/step"))], rows)
 
 
 def _openmp(analysis: Analysis, paper: _Paper) -> None:

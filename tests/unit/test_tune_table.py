@@ -99,7 +99,7 @@ def test_cpu_and_openmp_as_the_processes_had_them() -> None:
     text = as_text(experiments.founding())
     cpu = text[text.index("CPU of all processes") :].split("\n\n")[0]
     assert "a process may use 2 cores" in cpu
-    assert row(cpu, "+ both").split()[2:] == ["0.81", "0.101", "1.44", "0.180", "0.00", "0.0005"]
+    assert row(cpu, "+ both").split()[2:] == ["0.81", "101", "1.44", "180", "0.00", "0.500"]
     openmp = text[text.index("OpenMP as the processes") :].split("\n\n")[0]
     assert row(openmp, "+ both").split()[2:] == ["1", "2", "passive", "1", "passive"]
     without = as_text(experiments.with_a_metric())
