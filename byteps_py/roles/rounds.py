@@ -139,9 +139,9 @@ class Rounds:
             count=action.count,
             length=0 if payload is None else payload.nbytes,
         )
-        self._post(action.participant, header, payload)
-        if self._held is not None:
+        if self._held is not None:  # before the worker can have it, so that no time is seen on both sides
             self._held.replied(action.key, action.round, action.participant)
+        self._post(action.participant, header, payload)
 
     def _reject(self, action: Reject) -> None:
         self._take_back(action)

@@ -160,7 +160,7 @@ class Held:
             self.wait.seconds += max(0.0, self._size * now - current.total)
 
     def replied(self, key: int, round: int, rank: int) -> None:
-        """The result was handed to the socket just now; only the first reply to a contribution counts."""
+        """The result is about to be handed to the socket; only the first reply to a contribution counts."""
         current = self._rounds.get(key)
         if current is not None and current.round == round and current.arrived[rank]:
             self.held.add(time.monotonic() - current.arrived[rank])

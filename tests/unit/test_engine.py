@@ -71,6 +71,24 @@ def test_nothing_to_sum_gives_nothing(engine: Engine) -> None:
     assert bytes(done[2]) == b""
 
 
+def test_sums_are_timed_by_the_thread_that_makes_them() -> None:
+    timed = Engine(kernels.select("native"), 2, 1, WOKEN.set, timed=True)
+    timed.submit(action(10, 1, 2))
+    for key in range(4):
+        timed.submit(action(INLINE_BYTES // 4, 1, 2, key=key))
+    assert len(collect(timed, 4)) == 4
+    timed.close()
+    assert len(timed.times) == 3
+    assert timed.times[-1].sum.count == 1
+    assert sum(each.sum.count for each in timed.times) == sum(each.queue.count for each in timed.times) == 5
+    assert all(each.queue.seconds >= 0 and each.sum.seconds >= 0 for each in timed.times)
+
+
+def test_without_times_there_are_none(engine: Engine) -> None:
+    engine.submit(action(10, 1, 2))
+    assert engine.times == ()
+
+
 def test_read_only_memory_is_left_alone(engine: Engine) -> None:
     sources = (np.ones(4, np.float32).tobytes(), np.ones(4, np.float32).tobytes())
     done = engine.submit(Sum(1, 1, DType.FLOAT32, Operation.SUM, 4, sources, (2,), 1))

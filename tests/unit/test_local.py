@@ -7,6 +7,7 @@ import pytest
 
 from byteps_py.errors import AgreementError
 from byteps_py.roles.local import LocalWorker
+from byteps_py.telemetry.stages import WORKER_STAGES
 from byteps_py.types import DType, Operation, TensorSpec
 
 SPEC = TensorSpec("w", DType.FLOAT32, (2, 2))
@@ -43,3 +44,9 @@ def test_a_name_keeps_its_shape() -> None:
         worker.submit(TensorSpec("w", DType.FLOAT32, (4,)), np.ones(4, np.float32), None, Operation.SUM)
     worker.barrier()
     worker.close()
+
+
+def test_no_stage_is_passed() -> None:
+    worker = LocalWorker()
+    worker.submit(SPEC, np.ones((2, 2), np.float32), None, Operation.SUM)
+    assert worker.stages() == dict.fromkeys(WORKER_STAGES, (0, 0.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
 import signal
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -149,6 +151,23 @@ class TestRun:
         assert two.expect(Finished) == Finished()
         assert job.end() == 0
         assert network.listeners == {}
+
+    def test_its_record_begins_with_the_complete_job(self, network: LoopbackNetwork, tmp_path: Path) -> None:
+        job = Running(network, dataclasses.replace(SETTINGS, record=str(tmp_path)))
+        one = job.peer(WORKER)
+        assert list(tmp_path.glob("*/*")) == []
+        two = job.peer(SERVER)
+        welcome = one.expect(Welcome)
+        assert isinstance(welcome, Welcome)
+        one.send(Bye())
+        two.expect(Finished)
+        assert job.end() == 0
+        (path,) = tmp_path.glob("cell/*/*")
+        assert path.relative_to(tmp_path) == Path(f"cell/{welcome.job:016x}/scheduler-0.jsonl")
+        start, *samples = (json.loads(each) for each in path.read_text().splitlines())
+        assert (start["team"], start["num_worker"], start["num_server"]) == (0, 1, 1)
+        assert len(samples) >= 2
+        assert {json.dumps(each["stages"]) for each in samples} == {"{}"}
 
     def test_members_may_be_there_before_the_scheduler(self, network: LoopbackNetwork) -> None:
         peers = [Peer(network, member) for member in (SERVER, WORKER)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from byteps_py.roles.envelope import Envelope, open_frames
 from byteps_py.roles.member import worker_identity
 from byteps_py.roles.server import Server
 from byteps_py.settings import ServerSettings
+from byteps_py.telemetry.recorder import prepare
 from byteps_py.transport.loopback import LoopbackEndpoint, LoopbackNetwork
 from byteps_py.types import DType, Participant, Role, ServerInfo
 from byteps_py.wire.control import (
@@ -38,11 +41,12 @@ SETTINGS = ServerSettings(num_worker=2, num_server=1, root_uri="127.0.0.1", root
 class Stage:
     """A server and everybody around it."""
 
-    def __init__(self) -> None:
+    def __init__(self, **changed: object) -> None:
         network = LoopbackNetwork()
         self.scheduler = network.endpoint(b"scheduler")
         self.scheduler.listen("tcp://127.0.0.1:9")
-        self.server = Server(SETTINGS, network.endpoint(b"the-server"), 600, 0.0)
+        settings = dataclasses.replace(SETTINGS, **changed)  # type: ignore[arg-type]
+        self.server = Server(settings, network.endpoint(b"the-server"), 600, 0.0)
         self.registered = decode_control(self.scheduler.receive(0)[0].frames[0])
         assert isinstance(self.registered, Register)
         self.workers: list[LoopbackEndpoint] = []
@@ -106,6 +110,75 @@ def test_a_round_is_accepted_summed_and_answered(stage: Stage) -> None:
         ((header, payload),) = stage.received(rank)
         assert (header.opcode, header.detail, header.sender, header.incarnation) == (Opcode.RESULT, 2, 0, 600)
         assert np.frombuffer(payload, np.float32).tolist() == [11, 22]
+
+
+def stages(stage: Stage) -> dict[str, tuple[int, float]]:
+    assert stage.server._rounds is not None
+    return stage.server._rounds.stages()
+
+
+def test_the_stages_of_a_round_are_counted(stage: Stage) -> None:
+    stage.welcome()
+    stage.push(0, 1, 2)
+    stage.step()
+    stage.push(0, 1, 2)  # again
+    stage.step()
+    assert {name: count for name, (count, _) in stages(stage).items()} == {
+        "wait for others": 0,
+        "server queue": 0,
+        "sum": 0,
+        "held": 0,
+    }
+    stage.push(1, 10, 20)
+    stage.step()
+    found = stages(stage)
+    assert {name: count for name, (count, _) in found.items()} == {
+        "wait for others": 2,
+        "server queue": 1,
+        "sum": 1,
+        "held": 2,
+    }
+    assert all(seconds >= 0 for _, seconds in found.values())
+    assert found["held"][1] >= found["wait for others"][1] + 2 * found["sum"][1]
+    stage.push(1, 10, 20)  # in doubt
+    stage.step()
+    assert stages(stage)["held"] == found["held"]
+
+
+def test_a_rejected_round_counts_nothing(stage: Stage) -> None:
+    stage.welcome()
+    stage.push(0, 1)
+    stage.push(1, 1, 2)
+    stage.step()
+    assert {count for count, _ in stages(stage).values()} == {0}
+
+
+def test_without_stage_times_nothing_is_counted() -> None:
+    stage = Stage(stage_times=False)
+    stage.welcome()
+    stage.push(0, 1, 2)
+    stage.push(1, 1, 2)
+    stage.step()
+    assert set(stages(stage).values()) == {(0, 0.0)}
+    assert stage.server._engine.times == ()
+    stage.server.close()
+
+
+def test_its_record_begins_with_the_job_and_ends_with_it(tmp_path: Path) -> None:
+    stage = Stage(record=str(tmp_path), engine_threads=2, omp_num_threads=1)
+    prepare(stage.server._settings)
+    assert list(tmp_path.glob("*/*")) == []
+    stage.welcome()
+    stage.push(0, 1, 2)
+    stage.push(1, 1, 2)
+    stage.step()
+    stage.server.close()
+    (path,) = tmp_path.glob("cell/*/*")
+    assert path.relative_to(tmp_path) == Path(f"cell/{JOB:016x}/server-0.jsonl")
+    start, *samples = (json.loads(each) for each in path.read_text().splitlines())
+    assert (start["team"], start["engines"], start["num_worker"], start["num_server"]) == (1, 2, 2, 1)
+    assert samples[0]["stages"]["held"][0] == 0
+    assert samples[-1]["stages"]["held"][0] == 2
 
 
 def test_many_acceptances_travel_in_one_message(stage: Stage) -> None:

@@ -183,6 +183,45 @@ def test_a_tensor_is_declared_pushed_and_pulled(stage: Stage) -> None:
     again.wait()
 
 
+def test_the_stages_of_an_operation_are_counted(stage: Stage) -> None:
+    stage.join()
+    first = stage.submit(1, 2, 3)
+    stage.place(0, 2)
+    head, tail = stage.data()[0], stage.data()[0]
+    stage.answer(Opcode.ACCEPT, head, ACCEPT_ENTRY.pack(head.key, 1), detail=1)
+    stage.answer(Opcode.MISSING, tail)
+    assert stage.data()[0] == tail
+    stage.result(head, 1, 2)
+    stage.result(tail, 3)
+    first.wait()
+    absent = stage.submit()
+    for _ in range(2):
+        header, _ = stage.data()
+        stage.answer(Opcode.RESULT, header, flags=Flag.ABSENT, offset=header.offset, count=header.count)
+    absent.wait()
+    found = stage.worker.stages()
+    assert {name: count for name, (count, _) in found.items()} == {
+        "queue": 4,
+        "copy in": 1,
+        "push": 1,
+        "pull": 4,
+        "copy out": 2,
+    }
+    assert all(seconds > 0 for _, seconds in found.values())
+
+
+def test_without_stage_times_nothing_is_counted() -> None:
+    stage = Stage(stage_times=False)
+    stage.join()
+    pending = stage.submit(1, 2, 3)
+    stage.place()
+    header, _ = stage.data()
+    stage.result(header, 1, 2, 3)
+    pending.wait()
+    assert set(stage.worker.stages().values()) == {(0, 0.0)}
+    stage.end()
+
+
 def test_partitions_and_a_second_round_that_waits_for_the_first(stage: Stage) -> None:
     stage.join()
     first, second = stage.submit(1, 2, 3), stage.submit(4, 5, 6)

@@ -1,0 +1,86 @@
+"""The session of a process that is a job of its own: what it counts, and its record."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import byteps_py as bps
+from byteps_py.errors import NotInitializedError, SettingsError
+from byteps_py.telemetry.stages import WORKER_STAGES
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing describes a job here, and there is no session afterwards."""
+    for name in list(os.environ):
+        if name.startswith(("DMLC_", "BYTEPS_")):
+            monkeypatch.delenv(name)
+    yield
+    bps.shutdown()
+
+
+def record(folder: Path) -> list[dict[str, Any]]:
+    (path,) = folder.glob("*/*/worker-0.jsonl")
+    return [json.loads(each) for each in path.read_text().splitlines()]
+
+
+def test_stats_count_steps_samples_and_cpu_time() -> None:
+    bps.init()
+    bps.push_pull(np.ones(3), "x")
+    bps.step(samples=16)
+    bps.step()
+    before = time.process_time()
+    found = bps.stats()
+    assert before <= found.pop("cpu_seconds") <= time.process_time()
+    assert found == {
+        "role": "worker",
+        "rank": 0,
+        "steps": 2,
+        "samples": 16,
+        "stages": {name: {"count": 0, "seconds": 0.0} for name in WORKER_STAGES},
+    }
+    json.dumps(found)
+
+
+def test_stats_need_a_session() -> None:
+    with pytest.raises(NotInitializedError):
+        bps.stats()
+
+
+def test_a_process_that_is_a_job_of_its_own_has_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BYTEPS_AB_RECORD", str(tmp_path))
+    monkeypatch.setenv("BYTEPS_AB_WARMUP_STEPS", "0")
+    monkeypatch.setenv("BYTEPS_AB_STEPS", "2")
+    bps.init()
+    for _ in range(3):
+        bps.step(samples=5)
+    bps.shutdown()
+    start, *samples = record(tmp_path)
+    assert (start["rank"], start["num_worker"], start["num_server"], start["team"]) == (0, 1, 0, 1)
+    assert {0, 2} <= {each["steps"] for each in samples}
+    assert (samples[-1]["steps"], samples[-1]["samples"]) == (3, 15)
+    assert list(samples[-1]["stages"]) == list(WORKER_STAGES)
+
+
+def test_every_run_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BYTEPS_AB_RECORD", str(tmp_path))
+    for _ in range(2):
+        bps.init()
+        bps.shutdown()
+    assert len(list(tmp_path.glob("cell/*/worker-0.jsonl"))) == 2
+
+
+def test_a_folder_that_cannot_be_made_fails_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("BYTEPS_AB_RECORD", str(tmp_path / "file"))
+    with pytest.raises(SettingsError, match="BYTEPS_AB_RECORD"):
+        bps.init()
+    assert not bps.is_initialized()
