@@ -256,7 +256,7 @@ def _cpu(analysis: Analysis) -> Iterator[str]:
     known = wording.cores(analysis)
     yield "<h2>CPU by role</h2>"
     known = f"; for comparison: {known}" if known else ""
-    yield f'<p class="quiet">Cores kept busy by all processes of a role, and milliseconds of CPU per step{escape(known)}.</p>'
+    yield f'<p class="quiet">Cores kept busy by all processes of a role, and CPU in ms per step{escape(known)}.</p>'
     titles = [title for role in roles for title in (f"{role}<br>cores", f"{role}<br>ms/step")]
     yield from _table(["", *titles], rows)
 
