@@ -130,7 +130,7 @@ def parse(argv: Sequence[str]) -> Asked | None:
         words.problems.append("--steps 0 leaves nothing to measure: give --steps, or a --metric for runs to their end")
     seed = words.read("--seed", integer(0, 2**63 - 1), None)
     out = words.read("--out", ("the path of a folder", _path), None)
-    if out is None and not words.values.get("--out"):
+    if out is None and not any(each.startswith("--out") for each in words.problems):
         words.problems.append("--out DIR is missing: the folder for the experiment and its report")
     numbers = {
         "repeats": words.read("--repeats", integer(1, 10_000), 5),

@@ -232,9 +232,9 @@ def _signals() -> Iterator[Stop]:
 
     # One that is ignored, such as SIGHUP under nohup, stays so.
     before = {number: signal.getsignal(number) for number in _SIGNALS}
-    for number in _SIGNALS:
-        if before[number] is not signal.SIG_IGN:
-            signal.signal(number, note)
+    for each in _SIGNALS:
+        if before[each] is not signal.SIG_IGN:
+            signal.signal(each, note)
     try:
         yield stop
     finally:
