@@ -58,6 +58,7 @@ class Case:
         noise: standard deviation of the logarithm of each run's speed, by the level of the first factor.
         block_noise: the same of the blocks' speeds.
         asked: index of the factor whose effect is looked at.
+        effect_noise: standard deviation of the logarithm of the ratio itself, between blocks.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Case:
     noise: tuple[float, float] = (NOISE, NOISE)
     block_noise: float = 0.0
     asked: int = 0
+    effect_noise: float = 0.0
 
     @property
     def truth(self) -> float:
@@ -125,6 +127,7 @@ def cases() -> list[Case]:
         Case("no difference, blocks vary by 30 %", block_noise=BLOCK_NOISE),
         Case("no difference, one cell three times as noisy", noise=(NOISE, 3 * NOISE)),
         Case("no difference: the other factor of a grid", GRID, ratio=DIFFERENCE, block_noise=BLOCK_NOISE, asked=1),
+        Case("the same, if blocks change the effect by 2.5 %", GRID, effect_noise=NOISE / 2),
         Case(f"{ten}, two cells, runs vary by 5 %", ratio=DIFFERENCE, block_noise=BLOCK_NOISE),
         Case(f"{ten}, two cells, their ratio varies by 5 %", ratio=DIFFERENCE, noise=of_ratio, block_noise=BLOCK_NOISE),
         Case(f"{ten}, a factor of a 2x2 grid, runs vary by 5 %", GRID, ratio=DIFFERENCE, block_noise=BLOCK_NOISE),
@@ -147,7 +150,8 @@ def measure(case: Case, experiments: int, generator: np.random.Generator) -> Row
 def _experiment(case: Case, design: Design, generator: np.random.Generator) -> Interval | None:
     """The interval of the effect that is asked for, of one experiment."""
     on = [int(cell.levels[0] == "on") for cell in design.cells]
-    log_speeds = generator.normal(0.0, case.block_noise, (case.blocks, 1)) + np.array(on) * math.log(case.ratio)
+    effects = math.log(case.ratio) + generator.normal(0.0, case.effect_noise, (case.blocks, 1))
+    log_speeds = generator.normal(0.0, case.block_noise, (case.blocks, 1)) + np.array(on) * effects
     log_speeds = log_speeds + generator.normal(0.0, [case.noise[level] for level in on], log_speeds.shape)
     speeds = np.exp(log_speeds).tolist()
     runs = [Run(cell, block, value=value) for block, row in enumerate(speeds) for cell, value in enumerate(row)]

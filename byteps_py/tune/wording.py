@@ -50,6 +50,8 @@ _ROOM = 1.0
 """How far intervals may stretch an axis beyond the points, as a part of the width that the points take."""
 _PIECES = re.compile(r"[^\s_=,./+-]*(?:[\s_=,./+-]+|$)")
 """A name may be broken behind these."""
+_BEYOND_USE = 2.0
+"""An experiment that may miss this ratio says nothing; by how much it misses is of no interest."""
 
 
 def number(value: float) -> str:
@@ -318,6 +320,8 @@ def _level(level: str) -> str:
 def _seen(interval: Interval | None) -> list[str]:
     if interval is None or interval.verdict != "none" or interval.detectable is None:
         return []
+    if interval.detectable > _BEYOND_USE:
+        return [f"too few blocks, or too noisy: {percent(_BEYOND_USE, sign=False)} might not have been seen"]
     return [f"{percent(interval.detectable, sign=False)} or more would have been seen 9 times in 10"]
 
 
