@@ -108,7 +108,8 @@ def _show_environment(arguments: argparse.Namespace) -> int:
 
 
 def _print_completion(arguments: argparse.Namespace) -> int:
-    print(completion.script(arguments.shell, _parser(whole=True), "bps completion"), end="")
+    text = completion.script(arguments.shell, _parser(whole=True), "bps completion", runners=("bps ab",))
+    print(text, end="")
     return 0
 
 

@@ -322,6 +322,14 @@ COMPLETED = {
     "bps completion ": ["bash", "zsh"],
     "bps server --he": ["--help"],
     "bps server ": [],
+    "bps ab --num": ["--num-servers", "--num-workers"],
+    "bps ab --vary x=1,2 --out log": ["logs of today"],
+    "bps ab --vary x=1,2 compge": ["compgen"],
+    "bps ab --out x -- compge": ["compgen"],
+    "bps ab --out x python --num": [],
+    "bps ab repor": ["report"],
+    "bps ab report log": ["logs of today"],
+    "bps ab report x --o": ["--out"],
 }
 """Words up to the cursor, as bash splits them, and what is offered."""
 
@@ -380,6 +388,9 @@ def test_a_person_completes_in_zsh(scripts: Path) -> None:
             ("bpslaunch -n 2 cat trai\t", "cat training.py"),
             ("bpslaunch -n 2 -- cat trai\t", "-- cat training.py"),
             ("bps sch\t", "bps scheduler"),
+            ("bps ab --vary x=1,2 --dr\t", "--dry-run"),
+            ("bps ab --vary x=1,2 cat trai\t", "cat training.py"),
+            ("bps ab report lo\t", "logs\\ of\\ today/"),
         ):
             person.type(typed)
             person.wait_for(completed)

@@ -163,3 +163,23 @@ def test_completion_knows_the_commands(shell: str, capsys: pytest.CaptureFixture
     assert cli.main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert all(word in script for word in ("scheduler", "server", "env", "--role", "--json", "completion"))
+
+
+def test_ab_gets_its_words_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    from byteps_py.tune import command
+
+    seen: list[object] = []
+    monkeypatch.setattr(command, "main", lambda words, environ: seen.append((words, environ is os.environ)) or 7)
+    assert cli.main(["ab", "--out", "x", "train", "ab", "-h"]) == 7
+    assert seen == [(["--out", "x", "train", "ab", "-h"], True)]
+
+
+def test_ab_is_loaded_only_when_it_is_asked_for() -> None:
+    code = (
+        "import contextlib, sys; from byteps_py import cli\n"
+        "with contextlib.suppress(SystemExit): cli.main(['--version'])\n"
+        "cli.main(['env'])\n"
+        "print([name for name in sys.modules if name.startswith(('byteps_py.tune', 'matplotlib'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

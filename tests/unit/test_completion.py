@@ -75,3 +75,34 @@ def test_zsh_leaves_the_command_to_its_own_completion(parser: argparse.ArgumentP
     text = completion.script("zsh", argparse.ArgumentParser(prog="tool"), "tool completion", runs_command=True)
     assert "'(-)1:command: _command_names -e'" in text
     assert "'*::arguments: _normal'" in text
+
+
+@pytest.fixture
+def outer() -> argparse.ArgumentParser:
+    """``tool try`` runs a command of the user's, and ``tool try again`` does not."""
+    made = argparse.ArgumentParser(prog="tool")
+    inner = made.add_subparsers().add_parser("try")
+    inner.add_argument("--with", action="append", metavar="WHAT")
+    inner.add_subparsers().add_parser("again").add_argument("folders", metavar="DIR", nargs="+")
+    return made
+
+
+def test_bash_knows_subcommands_that_run_a_command(outer: argparse.ArgumentParser) -> None:
+    text = completion.script("bash", outer, "tool completion", runners=("tool try",))
+    assert lines(text, "begins=$") == [
+        "'tool try --') begins=$((index + 1)); break ;;",
+        "'tool try '*) begins=$index; break ;;",
+    ]
+    assert text.index("'tool try again '*) ;;") < text.index("'tool try '*) begins")
+    assert "( $place == 'tool try' )" in text
+    assert "|| compgen -W again --" in text
+    assert any("compgen -d" in each for each in lines(text, "'tool try again '*)"))
+    assert lines(text, "complete -") == ["complete -F _tool tool"]
+
+
+def test_zsh_knows_subcommands_that_run_a_command(outer: argparse.ArgumentParser) -> None:
+    text = completion.script("zsh", outer, "tool completion", runners=("tool try",))
+    assert "'*--with=[]:WHAT: '" in text
+    assert "'*:DIR:_directories'" in text
+    assert "words:subcommand:(again)" in text
+    assert "        again) _tool_try_again ;;\n        *) _normal ;;\n" in text
