@@ -25,6 +25,7 @@ from byteps_py.tune.wording import number
 __all__ = ["Clock", "Outcome", "Screen", "describe_run", "describe_seconds", "describe_setup", "run", "to_do"]
 
 _REFRESH_SECONDS = 0.5
+_END_COLUMNS = 38
 _LOG_LINES = 20
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -66,8 +67,12 @@ class Screen:
         if not self._is_terminal or now - self._refreshed < _REFRESH_SECONDS:
             return
         self._refreshed = now
-        # One column less: a line that fills the terminal would begin another one.
-        line = text()[: shutil.get_terminal_size().columns - 1]
+        line = text()
+        # One column less: a line that fills the terminal would begin another one. What changes is at its end.
+        room = shutil.get_terminal_size().columns - 1
+        if len(line) > room:
+            kept = min(_END_COLUMNS, room // 2)
+            line = f"{line[: room - kept - 3]}...{line[-kept:]}"[:room]
         self._stream.write("\r" + line + " " * (len(self._shown) - len(line)))
         self._stream.flush()
         self._shown = line
@@ -113,7 +118,7 @@ def describe_setup(journal: Journal, environ: Mapping[str, str]) -> list[str]:
     if dropped:
         lines.append(f"bps ab: each run is a job of its own, so these are not used: {' '.join(dropped)}")
     whole, rest = len(factors.order(design)), len(to_do(design, journal.runs))
-    size = f"{len(design.cells)} cells x {design.repeats} blocks"
+    size = f"{len(design.cells)} cells x {design.repeats} {'block' if design.repeats == 1 else 'blocks'}"
     if not journal.runs:
         lines.append(f"{whole} runs: {size}, in random order (seed {design.seed}); output in {journal.folder}/runs")
     elif rest:

@@ -190,6 +190,16 @@ def test_a_shorter_line_leaves_nothing_of_a_longer_one(monkeypatch: pytest.Monke
     assert stream.getvalue() == "\ra long line\rshort      \r     \rdone\n"
 
 
+def test_a_line_that_is_too_long_keeps_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    stream = Terminal()
+    Screen(stream).show(lambda: "block 1/1, run 1/4, " + "x" * 100 + ": step 10 of 310, about 2 min left")
+    line = stream.getvalue().removeprefix("\r")
+    assert len(line) == 59
+    assert line.startswith("block 1/1, run 1/4, ")
+    assert line.endswith("step 10 of 310, about 2 min left"[-29:])
+
+
 def test_the_time_left_follows_the_medians_of_the_cells() -> None:
     clock = Clock()
     assert clock.left([0, 1]) is None
