@@ -70,7 +70,7 @@ class TestRead:
         assert (settings.record, settings.cell, settings.block, settings.stage_times) == (None, "cell", None, True)
         assert (settings.warmup_steps, settings.measured_steps) == (20, 0)
 
-    @pytest.mark.parametrize("settings", (*CLASSES, ProcessSettings))
+    @pytest.mark.parametrize("settings", [*CLASSES, ProcessSettings])
     def test_every_process_reads_where_its_record_goes(self, settings: type[ProcessSettings]) -> None:
         environ = {
             "BYTEPS_AB_RECORD": "/some where/" + "x" * 300,
