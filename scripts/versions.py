@@ -1,8 +1,9 @@
 """Runs the tests that need no torch on every Python from 3.10 to 3.13 that this machine has, and once more with the
 oldest dependencies that pyproject.toml allows, NumPy 1.23.5 among them.
 
-The Python of the environment that this runs in is left out: `make test` has it. Those between the oldest and the newest
-run fewer tests: what works with both ends works between them, but for what one version alone does differently.
+The Python of the environment that this runs in is left out: `make test` has it; so is the one that has the oldest
+dependencies. Those between the oldest and the newest run fewer tests: what works with both ends works between them, but
+for what one version alone does differently.
 
 One wheel is installed in a virtual environment for each, so one wheel must be enough. The tests run from a copy of the
 tree in which nothing was ever compiled, so that they cannot import anything but what is installed. The environments
@@ -86,9 +87,9 @@ def main(arguments: list[str]) -> int:
         outcomes.append(Outcome(own.version, "", "make test", True))
     with tempfile.TemporaryDirectory() as folder:
         runs = Runs(Path(folder), arguments)
-        newest = next(reversed(pythons.values()), None)
-        outcomes += [runs.run(each, is_between=each is not newest) for each in pythons.values()]
         oldest = next((found[each] for each in PYTHONS_OF_THE_OLDEST if each in found), None)
+        others = [each for each in pythons.values() if each is not oldest]
+        outcomes += [runs.run(each, is_between=each is not others[-1]) for each in others]
         if oldest is None:
             missing = " nor ".join(PYTHONS_OF_THE_OLDEST)
             outcomes.append(Outcome("oldest dependencies", "", f"skipped: neither Python {missing} is here", True))

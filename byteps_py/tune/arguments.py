@@ -42,9 +42,13 @@ The first value of each is the baseline. COMMAND begins at the first word that i
 after `--`, and gets all its words unchanged.
 """
 
+_FIXED = {name: form for name, form in factors.OPTIONS.items() if name != "num-workers"}
+"""What all runs may have in common, by its option; the number of workers has a field of its own."""
+
 _EPILOG = """\
 examples:
-  bps ab --vary omp-wait-policy=active,passive --vary num-servers=1,2 --out policy -- python train.py
+  bps ab --vary omp-wait-policy=active,passive --vary num-servers=1,2 --omp-num-threads 2 \\
+      --out policy -- python train.py
       steps per second of the four combinations, 5 runs each
   bps ab --vary BYTEPS_PARTITION_BYTES=1000000,4000000 --metric 'throughput: ([0-9.]+)' \\
       --repeats 10 --out partitions -- python train.py --epochs 1 --save {run_dir}
@@ -188,9 +192,9 @@ def _varied(words: _Words) -> tuple[Factor, ...] | None:
     except SettingsError as error:
         words.problems += error.problems
         varied = None
-    servers = words.read("--num-servers", integer(0, 65535), None)
     # One level: nothing to compare, but the experiment has it among what makes it up.
-    fixed = () if servers is None else (Factor("num-servers", (str(servers),), "--num-servers"),)
+    values = {name: words.read(f"--{name}", form, None) for name, form in _FIXED.items()}
+    fixed = [Factor(name, (str(value),), f"--{name}") for name, value in values.items() if value is not None]
     if varied == ():
         words.problems.append("nothing is varied: --vary NAME=VALUE,VALUE, as in --vary omp-wait-policy=active,passive")
         return None
@@ -274,6 +278,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--vary", metavar="NAME=V,V", action="append", help="a setting and its values; may be given several times")
     add("--num-workers", metavar="N", help="workers of each run (default: 2)")
     add("--num-servers", metavar="S", help="servers of each run (default: what bpslaunch takes, 1)")
+    add("--omp-wait-policy", metavar="P", help="how idle OpenMP threads of the servers wait: passive or active")
+    add("--omp-num-threads", metavar="N", help="OpenMP threads of each engine thread of a server")
+    add("--worker-omp-wait-policy", metavar="P", help="the same for the workers")
+    add("--worker-omp-num-threads", metavar="N", help="OpenMP threads of each worker")
     add("--repeats", metavar="R", help="runs of each combination (default: 5); below 2 nothing can be sure")
     add("--warmup-steps", metavar="N", help="steps that are not counted (default: 20)")
     add("--steps", metavar="N", help=f"steps that are (default: {_STEPS}; with --metric 0: a run goes to its own end)")

@@ -87,8 +87,8 @@ def _finish(book: journal.Journal, outcome: Outcome, screen: Screen) -> int:
         screen.say(f"interrupted: the same command goes on from here (--out {book.folder})")
     if outcome.hopeless:
         screen.say(
-            "given up: every combination has failed, and none has ever worked. Mend the cause, and give the same command "
-            "again; another command needs another --out"
+            "given up: every combination has failed, and none has ever worked. Mend the cause, and give the same "
+            "command again; another command needs another --out"
         )
     if good:
         _report(book.design, book.runs, book.folder)

@@ -202,8 +202,8 @@ def label(varied: Sequence[Factor], levels: Sequence[str]) -> str:
     pairs = [(each, level) for each, level in zip(varied, levels, strict=True)]
     changed = [(each, level) for each, level in pairs if level != each.levels[0]]
     if not changed:
-        return f"baseline ({_words(pairs)})"
-    if len(changed) == 2 and [len(each.levels) for each in varied] == [2, 2]:
+        return f"baseline ({_words([pair for pair in pairs if len(pair[0].levels) > 1])})"
+    if len(changed) == 2 and sorted(len(each.levels) for each in varied if len(each.levels) > 1) == [2, 2]:
         return "+ both"
     return f"+ {_words(changed)}"
 

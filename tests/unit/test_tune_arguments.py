@@ -42,14 +42,19 @@ def test_everything_can_be_said() -> None:
     assert [each.name for each in design.factors] == ["A", "num-workers"]
 
 
-def test_a_fixed_number_of_servers_is_part_of_every_cell() -> None:
-    asked = parse(["--num-servers", "2", *ENOUGH])
+def test_what_all_cells_have_in_common_is_part_of_each() -> None:
+    asked = parse(["--num-servers", "2", "--worker-omp-wait-policy=PASSIVE", *ENOUGH])
     assert asked is not None
     assert [(each.name, each.levels, each.option) for each in asked.design.factors] == [
         ("omp-wait-policy", ("active", "passive"), "--omp-wait-policy"),
         ("num-servers", ("2",), "--num-servers"),
+        ("worker-omp-wait-policy", ("passive",), "--worker-omp-wait-policy"),
     ]
-    assert [each.levels for each in asked.design.cells] == [("active", "2"), ("passive", "2")]
+    assert [each.levels for each in asked.design.cells] == [("active", "2", "passive"), ("passive", "2", "passive")]
+    assert [each.label for each in asked.design.cells] == [
+        "baseline (omp-wait-policy=active)",
+        "+ omp-wait-policy=passive",
+    ]
 
 
 def test_a_run_with_a_metric_goes_to_its_own_end() -> None:
@@ -129,5 +134,5 @@ def test_the_shells_learn_all_options() -> None:
     shown = [
         word for line in arguments.help_text().splitlines() if line.startswith("  --") for word in line.split()[:1]
     ]
-    assert len(shown) == 11
+    assert len(shown) == 15
     assert all(word in text for word in shown)

@@ -108,4 +108,5 @@ def test_a_failure_anywhere_is_the_exit_status(versions: ModuleType, monkeypatch
     for failing in (False, True):
         ran: list[tuple[str, bool, bool]] = []
         assert versions.main(["-k", "x"]) == failing
-        assert ran == [*((each, False, each != minors[-1]) for each in minors), ("3.10", True, False)]
+        newest = [(each, False, each != minors[-1]) for each in minors if each != "3.10"]
+        assert ran == [*newest, ("3.10", True, False)]
