@@ -35,6 +35,7 @@ __all__ = [
     "notes",
     "order",
     "slug",
+    "unique",
     "variables",
 ]
 
@@ -145,8 +146,8 @@ def design(
     if problems:
         raise SettingsError(problems)
     combinations = _combinations(varied)
-    labels = _unique([label(varied, each) for each in combinations])
-    slugs = _unique([slug(_slug_words(varied, each)) for each in combinations])
+    labels = unique([label(varied, each) for each in combinations])
+    slugs = unique([slug(_slug_words(varied, each)) for each in combinations])
     cells = tuple(map(Cell, combinations, labels, slugs))
     return Design(
         tuple(varied), cells, repeats, num_workers, warmup_steps, steps, metric, tuple(command), seed, timeout
@@ -218,6 +219,21 @@ def slug(words: str) -> str:
     return f"{plain[: _SLUG_LENGTH - 9]}-{mark}"
 
 
+def unique(names: Sequence[str]) -> list[str]:
+    """The same names, each with a number behind it if it is there already, also in another case: ``a``, ``A.2``.
+
+    Labels may be told apart by it, and names of files also where the file system takes no notice of case.
+    """
+    seen: set[str] = set()
+    result = []
+    for name in names:
+        tried = (name, *(f"{name[: _SLUG_LENGTH * 4]}.{number}" for number in range(2, len(names) + 2)))
+        chosen = next(each for each in tried if each.lower() not in seen)
+        seen.add(chosen.lower())
+        result.append(chosen)
+    return result
+
+
 def _combinations(varied: Sequence[Factor]) -> list[tuple[str, ...]]:
     baseline = tuple(each.levels[0] for each in varied)
     # The first factor changes fastest, as in the founding table.
@@ -238,18 +254,6 @@ def _shown(level: str) -> str:
     """A value as a label has it: bare if that can be read, else quoted; cut if it is long."""
     cut = level if len(level) <= _SHOWN_LENGTH else level[: _SHOWN_LENGTH - 3] + "..."
     return cut if cut and not re.search(r'[\s,"()]', cut) else json.dumps(cut, ensure_ascii=False)
-
-
-def _unique(names: Sequence[str]) -> list[str]:
-    """The same names, with a number behind those that are there already, also in another case."""
-    seen: set[str] = set()
-    result = []
-    for name in names:
-        tried = (name, *(f"{name[: _SLUG_LENGTH * 4]}.{number}" for number in range(2, len(names) + 2)))
-        chosen = next(each for each in tried if each.lower() not in seen)
-        seen.add(chosen.lower())
-        result.append(chosen)
-    return result
 
 
 def _split(text: str) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 
 from byteps_py.errors import SettingsError
 from byteps_py.tune import factors
-from byteps_py.tune.factors import factor, launch_options, notes, order, slug, variables
+from byteps_py.tune.factors import factor, launch_options, notes, order, slug, unique, variables
 from byteps_py.tune.model import Cell, Design, Factor
 
 
@@ -166,6 +166,19 @@ class TestCells:
             assert len(cell.slug) <= 90
             assert not set(cell.slug) - set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._=")
             assert not cell.slug.startswith(".")
+
+    @pytest.mark.parametrize(
+        ("names", "expected"),
+        [
+            ([], []),
+            (["a", "b"], ["a", "b"]),
+            (["a", "a", "A"], ["a", "a.2", "A.3"]),
+            (["a", "a.2", "a"], ["a", "a.2", "a.3"]),
+            (["a", "a", "a.2"], ["a", "a.2", "a.2.2"]),
+        ],
+    )
+    def test_names_are_made_unique(self, names: list[str], expected: list[str]) -> None:
+        assert unique(names) == expected
 
     @pytest.mark.parametrize(
         ("text", "expected"), [("", "cell"), ("..", "cell"), ("a b", "a-b"), ("-x", "x"), ("é", "cell"), ("A=1", "A=1")]
