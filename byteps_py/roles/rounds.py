@@ -6,6 +6,7 @@ Everything here belongs to the thread that owns the endpoint.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 
 from byteps_py.core.aggregation import Accept, Action, Aggregation, Contribution, Reject, Reply, Sum
@@ -83,7 +84,11 @@ class Rounds:
         if not self._accepts:
             return
         accepts, self._accepts = self._accepts, {}
+        now = time.monotonic()
         for participant, entries in accepts.items():
+            if self._held is not None:
+                for key, round_ in entries:
+                    self._held.accepted(key, round_, participant, now)
             if entries:
                 self._send_list(participant, Opcode.ACCEPT, 0, 0, [ACCEPT_ENTRY.pack(*each) for each in entries])
 

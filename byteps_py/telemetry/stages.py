@@ -8,6 +8,7 @@ stage                from, to                                                   
 ``push``             sent, accepted by the server                                        see below
 ``pull``             accepted, or else sent; the result is here                          partitions
 ``copy out``         the copy out of the received frame                                  results with a payload
+``accept``           a contribution arrives, word of that is handed to the socket        see below
 ``wait for others``  a contribution arrives, the last one of its round does              contributions
 ``server queue``     a sum is asked for, it begins                                       sums
 ``sum``              it begins, it is done                                               sums
@@ -15,8 +16,8 @@ stage                from, to                                                   
 ===================  ==================================================================  ==========================
 
 The first five are a worker's, the others a server's.  A result says all that the acceptance before it would, and then
-none is sent: such a partition is not counted in ``push``, and its whole way is ``pull``.  Partitions are on their way
-at the same time, so seconds may add up to more than have passed.
+none is sent: such a partition is counted neither in ``accept`` nor in ``push``, and its whole way is ``pull``.
+Partitions are on their way at the same time, so seconds may add up to more than have passed.
 
 Threads: each :class:`StageTime` is added to by one thread, so no addition is lost, and any thread may read it.  A
 reader may come between the two additions and find a passage counted whose seconds are not there yet; sums only grow, so
@@ -32,7 +33,7 @@ from typing import Final, TypeAlias
 __all__ = ["WORKER_STAGES", "Held", "StageTime", "Stages", "SumTimes", "WorkerTimes", "server_stages", "worker_stages"]
 
 WORKER_STAGES: Final = ("queue", "copy in", "push", "pull", "copy out")
-SERVER_STAGES: Final = ("wait for others", "server queue", "sum", "held")
+SERVER_STAGES: Final = ("accept", "wait for others", "server queue", "sum", "held")
 
 Stages: TypeAlias = dict[str, tuple[int, float]]
 """Count and seconds by the name of the stage."""
@@ -119,13 +120,17 @@ class SumTimes:
 
 
 class _Round:
-    """The open round of a key: when each contribution arrived, by rank; 0 if it has not, or was answered."""
+    """The open round of a key: when each contribution arrived, by rank; 0 if it has not, or was answered.
 
-    __slots__ = ("arrived", "missing", "round", "total")
+    ``accepted`` has one bit for each rank that was told so.
+    """
+
+    __slots__ = ("accepted", "arrived", "missing", "round", "total")
 
     def __init__(self, round: int, size: int) -> None:
         self.round = round
         self.arrived = [0.0] * size
+        self.accepted = 0
         self.missing = size
         self.total = 0.0
 
@@ -137,9 +142,10 @@ class Held:
         size: number of workers.
     """
 
-    __slots__ = ("_rounds", "_size", "held", "wait")
+    __slots__ = ("_rounds", "_size", "accept", "held", "wait")
 
     def __init__(self, size: int) -> None:
+        self.accept = StageTime()
         self.wait = StageTime()
         self.held = StageTime()
         self._size = size
@@ -158,6 +164,18 @@ class Held:
         if not current.missing:
             self.wait.count += self._size
             self.wait.seconds += max(0.0, self._size * now - current.total)
+
+    def accepted(self, key: int, round: int, rank: int, now: float) -> None:
+        """A worker is about to be told that its contribution is here; only the first time counts, before the reply."""
+        current = self._rounds.get(key)
+        if (
+            current is not None
+            and current.round == round
+            and current.arrived[rank]
+            and not current.accepted >> rank & 1
+        ):
+            current.accepted |= 1 << rank
+            self.accept.add(now - current.arrived[rank])
 
     def replied(self, key: int, round: int, rank: int) -> None:
         """The result is about to be handed to the socket; only the first reply to a contribution counts."""
@@ -179,6 +197,7 @@ def server_stages(held: Held | None, sums: Iterable[SumTimes]) -> Stages:
     """What the threads of a server have counted; zeros for what is not there."""
     sums = tuple(sums)
     found = (
+        _total([] if held is None else [held.accept]),
         _total([] if held is None else [held.wait]),
         _total(each.queue for each in sums),
         _total(each.sum for each in sums),

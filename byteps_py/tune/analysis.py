@@ -32,6 +32,9 @@ STAGES = ("queue", "copy in", "push", "wait for others", "server queue", "sum", 
 
 _ROLES = ("worker", "server", "scheduler")
 _NOTHING = StageSum(0, 0.0)
+_SHORT_SECONDS = 1.0
+_MISMATCH = 0.15
+"""Servers' figures that cover other contributions than the workers' do, by this share, say nothing about them."""
 _T = TypeVar("_T")
 
 
@@ -150,8 +153,9 @@ def _effects(board: _Board) -> Iterator[Effect]:
 def stage_seconds(run: Run) -> dict[str, float]:
     """Seconds that each stage took per step and worker; empty if the run does not say.
 
-    The parts from ``push`` to ``pull`` add up to what the workers measured from sending to receiving, unless clocks of
-    different sampling times make the servers' part larger than that: then nothing is left for push and pull.
+    The parts from ``push`` to ``pull`` add up to what the workers measured from sending to receiving, unless different
+    sampling times make the servers' part larger than that: then nothing is left for push and pull.  What the servers
+    had a contribution for beyond waiting and summing is time in their queue, too.
     """
     workers = [each for each in run.processes if each.role == "worker"]
     servers = [each for each in run.processes if each.role == "server"]
@@ -161,15 +165,23 @@ def stage_seconds(run: Run) -> dict[str, float]:
         return {}
     push, pull = ours.get("push", _NOTHING), ours.get("pull", _NOTHING)
     held = theirs.get("held", _NOTHING)
+    if held.count and abs(held.count - pull.count) > _MISMATCH * max(held.count, pull.count):
+        return {}
     network = max(0.0, push.seconds + pull.seconds - held.seconds)
-    pushing = min(network, push.seconds / push.count * pull.count) if push.count else 0.0
+    # Until word of the acceptance was sent, a contribution was at the server, and no longer on its way.
+    on_the_way = max(0.0, push.seconds - theirs.get("accept", _NOTHING).seconds)
+    pushing = min(network, on_the_way / push.count * pull.count) if push.count else 0.0
+    wait = theirs.get("wait for others", _NOTHING).seconds
+    summing = theirs.get("sum", _NOTHING).seconds * len(workers)
+    queued = theirs.get("server queue", _NOTHING).seconds * len(workers)
+    queued = max(queued, held.seconds - wait - summing)
     seconds = {
         "queue": ours.get("queue", _NOTHING).seconds,
         "copy in": ours.get("copy in", _NOTHING).seconds,
         "push": pushing,
-        "wait for others": theirs.get("wait for others", _NOTHING).seconds,
-        "server queue": theirs.get("server queue", _NOTHING).seconds * len(workers),
-        "sum": theirs.get("sum", _NOTHING).seconds * len(workers),
+        "wait for others": wait,
+        "server queue": queued,
+        "sum": summing,
         "pull": network - pushing,
         "copy out": ours.get("copy out", _NOTHING).seconds,
     }
@@ -211,6 +223,7 @@ def _cpu(good: Sequence[Run]) -> Iterator[RoleCpu]:
 def _notes(board: _Board, cells: Sequence[CellResult], effects: Sequence[Effect]) -> Iterator[str]:
     design = board.design
     yield from _missing(board, cells)
+    yield from _measured(board)
     units = sorted({run.unit for good in board.good for run in good.values()})
     if len(units) > 1:
         yield f"runs have different units ({', '.join(units)}): those of different units are not compared"
@@ -225,7 +238,7 @@ def _notes(board: _Board, cells: Sequence[CellResult], effects: Sequence[Effect]
     yield from circumstances.partly_inert(design, by_cell)
     intervals = [cell.against_baseline for cell in cells]
     # With one factor its effects are the comparisons of the cells once more.
-    intervals += [each.interval for each in effects if not each.inert] if len(design.factors) > 1 else []
+    intervals += [each.interval for each in effects if not each.inert] if _is_grid(design) else []
     compared = [each for each in intervals if each is not None]
     if any(each.low is None for each in compared):
         yield "no interval from a single block: whether a difference is one cannot be said; use --repeats 5 or more"
@@ -234,6 +247,18 @@ def _notes(board: _Board, cells: Sequence[CellResult], effects: Sequence[Effect]
         yield "1 comparison: if there is no difference, one experiment in twenty shows one by chance"
     elif known:
         yield f"{known} comparisons: of those without a difference one in twenty shows one by chance"
+
+
+def _measured(board: _Board) -> Iterator[str]:
+    """What is to be said about the figures of runs."""
+    good = [run for runs in board.good for run in runs.values()]
+    short = sum(0 < run.seconds < _SHORT_SECONDS for run in good if run.processes)
+    if short:
+        text = f"{_runs(short)} measured for less than {_SHORT_SECONDS:g} s"
+        yield f"{text}: the servers' figures are cut from samples 0.1 s apart, so they are rough; use more --steps"
+    replaced = sum(not run.problem for run in board.runs) - len(good)
+    if replaced:
+        yield f"{_runs(replaced)} {'was' if replaced == 1 else 'were'} made again although good: the last one counts"
 
 
 def _missing(board: _Board, cells: Sequence[CellResult]) -> Iterator[str]:
@@ -249,8 +274,13 @@ def _missing(board: _Board, cells: Sequence[CellResult]) -> Iterator[str]:
     again = sum(bool(run.problem) for run in board.runs) - sum(cell.failed for cell in cells)
     if again:
         yield f"{_runs(again)} failed and {'was' if again == 1 else 'were'} made again"
-    if (dead := sum(not good for good in board.good)) and len(board.design.factors) > 1:
+    if (dead := sum(not good for good in board.good)) and _is_grid(board.design):
         yield f"effects of factors leave out the comparisons with {dead} of {len(cells)} cells, which have no good run"
+
+
+def _is_grid(design: Design) -> bool:
+    """Whether several factors vary; one with a single level is what all cells have in common."""
+    return sum(len(each.levels) > 1 for each in design.factors) > 1
 
 
 def _runs(count: int) -> str:

@@ -80,7 +80,8 @@ def cannot_matter(factor: Factor, runs: Sequence[Run]) -> str:
     concerned = [each for run in runs for each in _concerned(subject, run)]
     if not concerned:
         return f"no {subject.who} takes part"
-    if subject.shown == "policy" and all(each.team == 1 for each in concerned):
+    # A worker's framework has teams of its own, of which no record tells.
+    if subject.shown == "policy" and all(each.role == "server" and each.team == 1 for each in concerned):
         return f"the team of every {subject.who} is one thread, which never waits for another"
     return ""
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from byteps_py.errors import SettingsError
-from byteps_py.tune.factors import slug
+from byteps_py.tune.factors import slug, unique
 from byteps_py.tune.model import Cell, Design, Factor, ProcessUse, Run, Stages, StageSum
 
 __all__ = ["VERSION", "Job", "Record", "Sample", "Start", "from_records", "read", "to_run"]
@@ -194,8 +194,9 @@ def from_records(jobs: Sequence[Job]) -> tuple[Design, list[Run]]:
     """An experiment that nobody planned, from its jobs: one factor, ``cell``, whose levels are the cells' names.
 
     The cell named ``baseline``, in any case, is the baseline; without one it is that of the first job.  If every job
-    says which block it belongs to, those are the blocks; else the first run of each cell makes up the first block, the
-    second ones the second, and so on: what was started close together should be compared.
+    says which block it belongs to, and no two of a cell say the same, those are the blocks; else the first run of each
+    cell makes up the first block, the second ones the second, and so on: what was started close together should be
+    compared.
 
     Raises:
         SettingsError: there is no job.
@@ -205,9 +206,9 @@ def from_records(jobs: Sequence[Job]) -> tuple[Design, list[Run]]:
     ordered = sorted(jobs, key=lambda each: (each.started, each.job))
     names = list(dict.fromkeys(each.cell for each in ordered))
     names.sort(key=lambda name: name.lower() != "baseline")
-    told = {each.block for each in ordered if each.block is not None}
-    if all(each.block is not None for each in ordered):
-        numbers = {block: index for index, block in enumerate(sorted(told))}
+    told = {(each.cell, each.block) for each in ordered if each.block is not None}
+    if len(told) == len(ordered):
+        numbers = {block: index for index, block in enumerate(sorted({block for _, block in told}))}
         blocks = [numbers[each.block] for each in ordered if each.block is not None]
     else:
         counts: Counter[str] = Counter()
@@ -217,7 +218,8 @@ def from_records(jobs: Sequence[Job]) -> tuple[Design, list[Run]]:
             counts[each.cell] += 1
     runs = [to_run(each, names.index(each.cell), block) for each, block in zip(ordered, blocks, strict=True)]
     starts = [record.start for each in ordered for record in each.records]
-    cells = tuple(Cell((name,), name, text) for name, text in zip(names, _slugs(names), strict=True))
+    slugs = unique([slug(name) for name in names])
+    cells = tuple(Cell((name,), name, text) for name, text in zip(names, slugs, strict=True))
     design = Design(
         factors=(Factor("cell", tuple(names)),),
         cells=cells,
@@ -235,12 +237,6 @@ def from_records(jobs: Sequence[Job]) -> tuple[Design, list[Run]]:
 
 def _failed(run: Run, problem: str) -> Run:
     return msgspec.structs.replace(run, problem=problem)
-
-
-def _slugs(names: Sequence[str]) -> Iterator[str]:
-    plain = [slug(name) for name in names]
-    for index, each in enumerate(plain):
-        yield each if each not in plain[:index] else f"{each}.{index + 1}"
 
 
 def _files(paths: Iterable[Path], problems: list[str]) -> Iterator[Path]:

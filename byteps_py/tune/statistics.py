@@ -51,11 +51,13 @@ def interval(pairs: Sequence[Pair]) -> Interval:
 def combine(blocks: Sequence[Sequence[Pair]]) -> Interval:
     """The same for the effect of one factor: each block has one pair for each combination of the other factors.
 
-    The effect is the mean of the combinations' own effects, each of which is a mean over the blocks with a spread of
-    its own.  Runs are independent, so the squares of their standard errors add up, with the degrees of freedom of
-    Satterthwaite (*Biometrics Bulletin* 2, 1946), rounded down: between those of one combination, if only that is
-    noisy, and the sum of all, if they are equally so.  That takes what a block does to the effect itself to be small
-    against the noise of a run: where it is as large (the same 5 %), an interval misses in 7 of 100 instead of 5.
+    A block's pairs are averaged, and a block counts as one observation.  With two pairs, as in a 2x2 grid, that would
+    waste data that are scarce: there the effect is the mean of the two combinations' own effects, each with the spread
+    of its own blocks.  Runs are independent, so the squares of the two standard errors add up, with the degrees of
+    freedom of Satterthwaite (*Biometrics Bulletin* 2, 1946), rounded down: between those of one combination, if only
+    that is noisy, and twice as many, if both are equally so.  This takes what a block does to the effect itself to be
+    small against the noise of a run: where it is as large (5 % both), an interval misses in 7 of 100 instead of 5.
+    With more combinations it would be far more often, and there is no need: the average of a block is exact enough.
 
     Args:
         blocks: for each block the pairs, in the same order of combinations.
@@ -73,7 +75,8 @@ def combine(blocks: Sequence[Sequence[Pair]]) -> Interval:
     ratio, median = math.exp(middle), math.exp(statistics.median(means))
     if count < 2:
         return Interval(count, ratio, None, None, median, None)
-    shares = [_variance(column) / count / width**2 for column in zip(*logs, strict=True)]
+    columns = list(zip(*logs, strict=True)) if width == 2 else [means]
+    shares = [_variance(column) / count / len(columns) ** 2 for column in columns]
     error, dof = math.sqrt(math.fsum(shares)), _freedom(shares, count - 1)
     reach = t_quantile((1 + CONFIDENCE) / 2, dof) * error
     most = math.exp(_shift(dof) * error)

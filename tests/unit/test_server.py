@@ -124,6 +124,7 @@ def test_the_stages_of_a_round_are_counted(stage: Stage) -> None:
     stage.push(0, 1, 2)  # again
     stage.step()
     assert {name: count for name, (count, _) in stages(stage).items()} == {
+        "accept": 1,
         "wait for others": 0,
         "server queue": 0,
         "sum": 0,
@@ -133,6 +134,7 @@ def test_the_stages_of_a_round_are_counted(stage: Stage) -> None:
     stage.step()
     found = stages(stage)
     assert {name: count for name, (count, _) in found.items()} == {
+        "accept": 1,  # of the last one, the result is all that is sent
         "wait for others": 2,
         "server queue": 1,
         "sum": 1,
