@@ -14,7 +14,7 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from byteps_py import known_names
@@ -30,6 +30,7 @@ __all__ = [
     "design",
     "factor",
     "factors",
+    "inherited",
     "label",
     "launch_options",
     "notes",
@@ -66,6 +67,8 @@ _OVERRULED = {
     "BYTEPS_WORKER_OMP_WAIT_POLICY": "worker-omp-wait-policy",
     "BYTEPS_WORKER_OMP_NUM_THREADS": "worker-omp-num-threads",
 }
+_INHERITED = ("BYTEPS_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_")
+"""Variables that begin so may make runs faster or slower."""
 _SLUG_LENGTH = 80
 _SHOWN_LENGTH = 40
 _READ: dict[str, Variable] = {
@@ -164,6 +167,22 @@ def launch_options(design: Design, cell: Cell) -> tuple[str, ...]:
 def variables(design: Design, cell: Cell) -> dict[str, str]:
     """The environment variables that make a cell; they replace those of the same names."""
     return {each.name: level for each, level in zip(design.factors, cell.levels, strict=True) if not each.option}
+
+
+def inherited(varied: Sequence[Factor], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of ``environ`` that may matter and are the same in all runs, by name.
+
+    Those are left out that are varied, that do nothing beside a factor, or that each run gets anew.
+    """
+    names = {each.name for each in varied}
+    return {
+        name: environ[name]
+        for name in sorted(environ)
+        if name.startswith(_INHERITED)
+        and not _is_taken(name)
+        and name not in names
+        and _OVERRULED.get(name) not in names
+    }
 
 
 def order(design: Design) -> list[tuple[int, int]]:
@@ -278,10 +297,14 @@ def _name_problem(name: str) -> str:
     if _VARIABLE.fullmatch(name) is None or (name.islower() and _nearest(near)):
         others = ", ".join(OPTIONS)
         return f"{name!r} is neither an option that can be varied ({others}) nor a variable's name{_meant(name)}"
-    if name.startswith(_TAKEN) or name in _TAKEN_NAMES:
+    if _is_taken(name):
         hint = f"; vary {_INSTEAD[name]} instead" if name in _INSTEAD else ""
         return f"{name} is set for each run by `bps ab` or bpslaunch{hint}"
     return ""
+
+
+def _is_taken(name: str) -> bool:
+    return name.startswith(_TAKEN) or name in _TAKEN_NAMES
 
 
 def _nearest(name: str) -> str:

@@ -14,14 +14,16 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from byteps_py.errors import SettingsError
+from byteps_py.tune import durable
 from byteps_py.tune.model import Design, Run
 
 __all__ = ["DESIGN", "RUNS", "Journal", "holds_experiment", "load", "open_journal"]
@@ -34,6 +36,7 @@ _LOCK_SECONDS = 30.0
 _POLL_SECONDS = 0.1
 
 Say = Callable[[str], None]
+Check = Callable[[Design, list[Run]], None]
 
 
 class Journal:
@@ -52,6 +55,11 @@ class Journal:
         self.lock = lock
         self.runs = runs
         self._file = os.open(folder / RUNS, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        try:
+            durable.sync_folder(folder)
+        except BaseException:
+            os.close(self._file)
+            raise
 
     def append(self, run: Run) -> None:
         """Write a run that has ended; it is on the disk when this returns.
@@ -71,24 +79,42 @@ class Journal:
 
 
 @contextmanager
-def open_journal(design: Design, folder: Path, say: Say, *, any_seed: bool = False) -> Iterator[Journal]:
+def open_journal(
+    design: Design,
+    folder: Path,
+    say: Say,
+    *,
+    any_seed: bool = False,
+    check: Check = lambda design, runs: None,
+) -> Iterator[Journal]:
     """Begin an experiment in ``folder``, or go on with the one that is there.
 
     Args:
-        design: what is asked. It may ask for more repeats, and another timeout, than the experiment that is there.
-        folder: made if need be.
+        design: what is asked. It may ask for more repeats, and another timeout, than the experiment that is there; the
+            machine of that one is kept.
+        folder: made if need be, and not left behind if something is refused.
         say: prints a line.
         any_seed: take the seed of the experiment that is there.
+        check: called with the design in force and the runs that are there, before anything is written; it may raise
+            SettingsError.
 
     Raises:
-        SettingsError: the folder holds another experiment or other files, is in use, or cannot be written.
+        SettingsError: the folder holds another experiment or other files, is in use, or cannot be written; the
+            environment is another than that of the runs which are there; or what ``check`` raises.
     """
     with contextlib.ExitStack() as stack:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            made = durable.make_folder(folder)
+            # Taken back at the end, if nothing is kept: the lock while it is held, then the folders.
+            stack.callback(lambda: durable.remove_folders(made))
             _refuse_foreign(folder)
             lock = stack.enter_context(_locked(folder, say))
-            design, runs = _join(design, folder, any_seed)
+            undo = stack.enter_context(contextlib.ExitStack())
+            if made:
+                undo.callback((folder / _LOCK).unlink, missing_ok=True)
+            design, runs = _join(design, folder, any_seed, say)
+            check(design, runs)
+            undo.pop_all()
             _write_design(design, folder)
             _cut(folder / RUNS)
             journal = Journal(design, folder, lock, runs)
@@ -139,13 +165,18 @@ def _read_runs(path: Path, design: Design) -> Iterator[Run]:
 def _refuse_foreign(folder: Path) -> None:
     if holds_experiment(folder):
         return
-    foreign = sorted(each.name for each in folder.iterdir() if each.name not in (_LOCK, DESIGN + ".new"))
+    foreign = sorted(each.name for each in folder.iterdir() if not _is_ours(each.name))
     if foreign:
         names = ", ".join(foreign[:3]) + (" ..." if len(foreign) > 3 else "")
         raise SettingsError(f"--out {folder} holds files of others ({names}): choose an empty folder, or a new one")
 
 
-def _join(design: Design, folder: Path, any_seed: bool) -> tuple[Design, list[Run]]:
+def _is_ours(name: str) -> bool:
+    """Whether a file may be what we have left that were killed before an experiment was there."""
+    return name == _LOCK or name.startswith(durable.temporary_prefix(DESIGN))
+
+
+def _join(design: Design, folder: Path, any_seed: bool, say: Say) -> tuple[Design, list[Run]]:
     """The design in force and the runs that are there."""
     if not holds_experiment(folder):
         return design, []
@@ -155,14 +186,40 @@ def _join(design: Design, folder: Path, any_seed: bool) -> tuple[Design, list[Ru
     differences = [
         f"{name} {_shown(name, old)} there, {_shown(name, new)} here"
         for name in Design.__struct_fields__
-        if name not in ("timeout", "cells")
+        if name not in ("timeout", "cells", "environment", "machine")
         and (old := getattr(there, name)) != (new := getattr(design, name))
         and not (name == "repeats" and new > old)
     ]
     if differences or there.cells != design.cells:
         text = "; ".join(differences) or "its cells have other names, so another version of bps ab has begun it"
         raise SettingsError(f"--out {folder} holds another experiment: {text}. Choose another folder for this one")
+    # Without runs there is nothing that another environment would be mixed with; older versions did not note it.
+    if runs and there.machine:
+        _refuse_environment(there.environment, design.environment, folder)
+        if there.machine != design.machine:
+            say(f"this experiment was begun on another machine or version ({there.machine}), which its reports name")
+        design = msgspec.structs.replace(design, machine=there.machine)
     return design, runs
+
+
+def _refuse_environment(there: Mapping[str, str], here: Mapping[str, str], folder: Path) -> None:
+    names = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
+    if not names:
+        return
+    problems = [
+        f"--out {folder}: {name} {_described(there.get(name))} in its runs, {_described(here.get(name), 'is')} now"
+        for name in names
+    ]
+    unset = [name for name in names if name not in there]
+    again = [f"export {name}={shlex.quote(there[name])}" for name in names if name in there]
+    mend = "; ".join([*([f"unset {' '.join(unset)}"] if unset else []), *again])
+    raise SettingsError(
+        [*problems, f"runs of two environments cannot be compared: `{mend}` goes on, another --out begins anew"]
+    )
+
+
+def _described(value: str | None, verb: str = "was") -> str:
+    return f"{verb} not set" if value is None else f"{verb} {value!r}"
 
 
 def _shown(name: str, value: object) -> str:
@@ -172,13 +229,7 @@ def _shown(name: str, value: object) -> str:
 
 
 def _write_design(design: Design, folder: Path) -> None:
-    """Replace the file at once: a reader sees the old one or the new one."""
-    new = folder / (DESIGN + ".new")
-    with new.open("wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(design), indent=2) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(folder / DESIGN)
+    durable.replace(folder / DESIGN, msgspec.json.format(msgspec.json.encode(design), indent=2) + b"\n")
 
 
 def _cut(path: Path) -> None:

@@ -61,6 +61,8 @@ class Design(msgspec.Struct, frozen=True):
         command: the training command.
         seed: for the order of the runs within the blocks.
         timeout: seconds after which a run is ended and has failed.
+        environment: variables of the user that all runs inherit and that may matter, without the factors'.
+        machine: on what the experiment was begun, as text; empty: unknown.
     """
 
     factors: tuple[Factor, ...]
@@ -73,6 +75,8 @@ class Design(msgspec.Struct, frozen=True):
     command: tuple[str, ...]
     seed: int
     timeout: float
+    environment: dict[str, str] = {}
+    machine: str = ""
 
 
 class StageSum(msgspec.Struct, frozen=True):
@@ -126,6 +130,8 @@ class Run(msgspec.Struct, frozen=True):
         processes: what each did.
         log: the end of the output, of a run that failed.
         started: seconds since the epoch.
+        attempt: how often its block had been begun anew. Runs of a block that are of different attempts are not
+            close together in time, so only those of the last one count.
     """
 
     cell: int
@@ -138,3 +144,4 @@ class Run(msgspec.Struct, frozen=True):
     processes: tuple[ProcessUse, ...] = ()
     log: str = ""
     started: float = 0.0
+    attempt: int = 0

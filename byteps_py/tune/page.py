@@ -18,7 +18,7 @@ from byteps_py.tune.results import Analysis, CellResult, Interval
 
 __all__ = ["as_html"]
 
-_NOTHING = "&ndash;"
+_NOTHING = "\u2013"
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1d2126; --quiet: #5d6670; --paper: #ffffff; --line: #d5dae0;
   --soft: #f3f5f7; --more: #0072b2; --less: #c04e00; --none: #6d747c; }
@@ -151,7 +151,7 @@ def _cells(analysis: Analysis) -> Iterator[str]:
     for index, cell in enumerate(analysis.cells):
         interval = cell.against_baseline
         if cell.median is None:
-            median, verdict = _NOTHING, f'<span class="failed">{"failed" if cell.failed else "not run"}</span>'
+            median, verdict = _NOTHING, f'<span class="failed">{wording.without_value(cell)}</span>'
         else:
             median = escape(wording.number(cell.median) + (f" {cell.unit}" if len(units) > 1 else ""))
             verdict = "" if index == BASELINE else _verdict(interval, cell.unit)
@@ -166,10 +166,8 @@ def _cells(analysis: Analysis) -> Iterator[str]:
     )
 
 
-def _gain(interval: Interval | None) -> tuple[str, str]:
-    if interval is None:
-        return _NOTHING, _NOTHING
-    return escape(wording.percent(interval.ratio)), escape(wording.range_words(interval)) or _NOTHING
+def _gain(interval: Interval | None) -> Iterator[str]:
+    return map(escape, wording.gain_words(interval, _NOTHING))
 
 
 def _verdict(interval: Interval | None, unit: str) -> str:
@@ -303,6 +301,8 @@ def _repeat(analysis: Analysis) -> Iterator[str]:
     yield f"<dt>measured</dt><dd>{ends}</dd>"
     if design.metric:
         yield f"<dt>metric</dt><dd>{escape(wording.plain(design.metric))}</dd>"
+    if environment := wording.environment(design):
+        yield f"<dt>environment</dt><dd>{escape(wording.plain(environment))}</dd>"
     command = wording.command_line(design)
     if command:
         yield "<dt>order</dt><dd>each block has one run of each combination, in random order</dd>"

@@ -179,7 +179,7 @@ def _gains(axes: Axes, analysis: Analysis, layout: _Layout) -> None:
     for index, (cell, middle) in enumerate(zip(analysis.cells, layout.middles, strict=True)):
         interval = cell.against_baseline
         if cell.median is None:
-            _say(axes, max(low, 0.0), middle, "failed" if cell.failed else "not run", _LESS)
+            _say(axes, max(low, 0.0), middle, wording.without_value(cell), _LESS)
             continue
         _number(axes, middle, cell, index)
         if interval is None:

@@ -10,14 +10,13 @@ import contextlib
 import csv
 import io
 import logging
-import os
 from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
 
 from byteps_py.errors import SettingsError
-from byteps_py.tune import page, plot, wording
+from byteps_py.tune import durable, page, plot, wording
 from byteps_py.tune.model import Design, Run
 from byteps_py.tune.results import Analysis
 
@@ -76,8 +75,9 @@ def write(analysis: Analysis, folder: Path) -> tuple[Path, ...]:
         if content is None:
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
+                durable.sync_folder(folder)
             continue
-        _replace(path, content)
+        durable.replace(path, content)
         written.append(path)
     return tuple(written)
 
@@ -135,20 +135,3 @@ def _csv_row(design: Design, run: Run) -> list[object]:
     started = datetime.fromtimestamp(run.started, timezone.utc).isoformat(timespec="seconds") if run.started else ""
     measured = (run.value, run.unit, run.seconds, run.steps) if good else ("", "", "", "")
     return [run.block + 1, cell.label, *cell.levels, *measured, run.problem, *cpu, started]
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Put ``content`` in the place of ``path`` in one step."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        if isinstance(error, OSError):
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise

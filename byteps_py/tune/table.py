@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from byteps_py.tune import wording
 from byteps_py.tune.model import BASELINE
-from byteps_py.tune.results import Analysis, Interval
+from byteps_py.tune.results import Analysis
 
 __all__ = ["as_text"]
 
@@ -118,6 +118,8 @@ def _results(analysis: Analysis, paper: _Paper) -> None:
     paper.text(f"{wording.state(analysis)}.")
     if analysis.machine:
         paper.text(wording.plain(analysis.machine))
+    if environment := wording.environment(analysis.design):
+        paper.text(f"Environment of all runs: {wording.plain(environment)}")
     paper.lines.append("")
     units = list(dict.fromkeys(each.unit for each in analysis.cells if each.values)) or ["value"]
     unit = units[0] if len(units) == 1 else "median"
@@ -131,14 +133,14 @@ def _cell_row(analysis: Analysis, index: int, paper: _Paper, with_unit: bool) ->
     cell = analysis.cells[index]
     interval = cell.against_baseline
     if cell.median is None:
-        median, verdict = "-", "failed" if cell.failed else "not run"
+        median, verdict = "-", wording.without_value(cell)
     else:
         median = wording.number(cell.median) + (f" {cell.unit}" if with_unit else "")
         verdict = "" if index == BASELINE else wording.verdict_words(interval, cell.unit)
     texts = (
         wording.plain(cell.cell.label),
         median,
-        *_gain(interval),
+        *wording.gain_words(interval),
         _folded(verdict, paper),
         wording.run_count(analysis, index),
     )
@@ -154,7 +156,7 @@ def _effects(analysis: Analysis, paper: _Paper) -> None:
         _Row(
             (
                 wording.effect_name(effect),
-                *_gain(effect.interval),
+                *wording.gain_words(effect.interval),
                 _folded(wording.verdict_words(effect.interval, unit), paper),
                 str(effect.interval.blocks) if effect.interval is not None else "-",
             ),
@@ -163,12 +165,6 @@ def _effects(analysis: Analysis, paper: _Paper) -> None:
         for effect in analysis.effects
     ]
     paper.table(["", "gain", "95 % interval", "", "blocks"], rows, left=(0, 3))
-
-
-def _gain(interval: Interval | None) -> tuple[str, str]:
-    if interval is None:
-        return "-", "-"
-    return wording.percent(interval.ratio), wording.range_words(interval) or "-"
 
 
 def _folded(verdict: str, paper: _Paper) -> str:

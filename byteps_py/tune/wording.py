@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from byteps_py.tune.model import BASELINE, Design
+from byteps_py.tune.model import BASELINE, Design, Run
 from byteps_py.tune.results import Analysis, CellResult, Effect, Interval
 
 __all__ = [
@@ -22,12 +22,15 @@ __all__ = [
     "count",
     "effect_name",
     "effect_remarks",
+    "environment",
     "failures",
     "fold",
     "gain",
     "gain_limits",
+    "gain_words",
     "has_effects",
     "headline",
+    "hosts",
     "knows_openmp",
     "log_end",
     "number",
@@ -36,10 +39,12 @@ __all__ = [
     "plain",
     "range_words",
     "run_count",
+    "shell_word",
     "short",
     "stage_names",
     "state",
     "verdict_words",
+    "without_value",
 ]
 
 ROLES = ("worker", "server", "scheduler")
@@ -189,6 +194,20 @@ def count(number_of: int, noun: str) -> str:
     return f"{number_of} {noun}{'' if number_of == 1 else 's'}"
 
 
+def gain_words(interval: Interval | None, nothing: str = "-") -> tuple[str, str]:
+    """The ratio and the ends of its interval, each ``nothing`` where there is none."""
+    if interval is None:
+        return nothing, nothing
+    return percent(interval.ratio), range_words(interval) or nothing
+
+
+def without_value(cell: CellResult) -> str:
+    """What is said in place of a cell's value: ``failed``, ``not run``; empty if it has one."""
+    if cell.median is not None:
+        return ""
+    return "failed" if cell.failed else "not run"
+
+
 def run_count(analysis: Analysis, index: int) -> str:
     """``5``, or ``3/5`` where runs failed or are missing."""
     cell = analysis.cells[index]
@@ -277,6 +296,37 @@ def log_end(log: str, lines: int = _LOG_LINES) -> list[str]:
     return [line.rstrip() for text in log.splitlines() if (line := plain(text)).strip()][-lines:]
 
 
+def hosts(runs: Sequence[Run]) -> str:
+    """Where runs were made, as their processes say: ``node-a: 8 cores; node-b: 4 cores``."""
+    found: dict[str, set[int]] = {}
+    for use in (use for run in runs for use in run.processes if use.host):
+        found.setdefault(use.host, set()).update({use.cores} - {0})
+    return "; ".join(
+        f"{plain(host)}: {_listed(sorted(known), 'or')} core{'s' if known != {1} else ''}" if known else plain(host)
+        for host, known in sorted(found.items())
+    )
+
+
+def environment(design: Design) -> str:
+    """The variables that all runs have inherited, as a shell takes them: ``A=1 B='x y'``; empty without any."""
+    return " ".join(f"{name}={shell_word(value)}" for name, value in sorted(design.environment.items()))
+
+
+def shell_word(word: str) -> str:
+    """``word`` as a shell takes it, and as a terminal can show it: what does not print is escaped, but lines stay."""
+    if all(each.isprintable() or each in "\n\t" for each in word):
+        return shlex.quote(word)
+    return "$'" + "".join(map(_escaped, word)) + "'"
+
+
+def _escaped(letter: str) -> str:
+    if letter in "\\'":
+        return "\\" + letter
+    if letter.isprintable():
+        return letter
+    return f"\\{ord(letter):03o}" if ord(letter) < 128 else f"\\U{ord(letter):08x}"
+
+
 def plain(text: str) -> str:
     """``text`` in one line, without the sequences that would move the cursor of a terminal or colour it."""
     return "".join(each if each.isprintable() else " " if each.isspace() else "?" for each in text)
@@ -294,7 +344,8 @@ def command_line(design: Design, out: str = "DIR") -> str:
     """
     if not design.command:
         return ""
-    words = ["bps", "ab"]
+    words = ["env", *(f"{name}={value}" for name, value in sorted(design.environment.items()))]
+    words = [*(words if design.environment else []), "bps", "ab"]
     for factor in design.factors:
         if len(factor.levels) == 1 and factor.option:
             words += [factor.option, factor.levels[0]]
@@ -305,7 +356,7 @@ def command_line(design: Design, out: str = "DIR") -> str:
     if design.metric:
         words += ["--metric", design.metric]
     words += ["--seed", str(design.seed), "--timeout", f"{design.timeout:g}", "--out", out, "--", *design.command]
-    return shlex.join(words)
+    return " ".join(map(shell_word, words))
 
 
 def _level(level: str) -> str:
@@ -342,6 +393,6 @@ def _ratio(cell: CellResult) -> float:
     return cell.against_baseline.ratio if cell.against_baseline is not None else 0.0
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def _listed(numbers: Sequence[int], word: str = "and") -> str:
     texts = [str(each) for each in numbers]
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} {word} {texts[-1]}"
