@@ -28,6 +28,8 @@ from byteps_py.tune.results import Analysis, CellResult, Interval
 WORKLOAD = Path(__file__).resolve().parent / "push_pull.py"
 ACTIVE, PASSIVE = 0, 1
 """Cells of each experiment."""
+LEAST_GAIN, LEAST_LOW = 1.4, 1.2
+"""What is called a setting where the policy matters: the median of the pairs, and the lower end of the interval."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--blocks", type=int, default=7, help="of the second measurement (default %(default)s)")
     parser.add_argument("--screening-blocks", type=int, default=3, help="of the first (default %(default)s)")
     parser.add_argument("--warmup-steps", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="folder for the experiments (default: a temporary one)")
     parser.add_argument("--json", type=Path, help="file for the figures")
@@ -171,6 +173,9 @@ def _run(options: argparse.Namespace, folder: Path) -> int:
         interval = gain(measure(setting, options.screening_blocks, options, folder / _slug("screening", setting)))
         if interval is not None:
             screened.append((setting, interval))
+    if len(screened) < 2:
+        print("Fewer than two settings could be compared; the lines above say why.", file=sys.stderr)
+        return 1
     matters, indifferent = choose(screened)
     found = []
     for setting in (matters, indifferent):
@@ -186,12 +191,13 @@ def _run(options: argparse.Namespace, folder: Path) -> int:
 
 
 def _conclude(matters: tuple[Setting, Interval | None], indifferent: tuple[Setting, Interval | None]) -> int:
-    shown = matters[1] is not None and matters[1].verdict == "more"
+    gained = matters[1]
+    shown = gained is not None and (gained.low or 0.0) >= LEAST_LOW and gained.median >= LEAST_GAIN
     none = indifferent[1] is not None and indifferent[1].verdict == "none"
     print(f"\nPASSIVE over ACTIVE: {matters[0].title}: {_words(matters[1])}")
     print(f"                     {indifferent[0].title}: {_words(indifferent[1])}")
     if not shown:
-        print("No setting was found on this machine in which the policy matters.")
+        print(f"No setting was found on this machine with a median of {LEAST_GAIN} and a lower end of {LEAST_LOW}.")
     if not none:
         print("No setting was found on this machine in which the policy makes no difference.")
     return 0 if shown and none else 1
@@ -212,7 +218,8 @@ def _figures(setting: Setting, interval: Interval | None) -> dict[str, object]:
 
 
 def _slug(prefix: str, setting: Setting) -> str:
-    return f"{prefix}-{setting.title.replace(' ', '-')}"
+    """A folder's name, which is another one on a machine with other teams."""
+    return f"{prefix}-{setting.title.replace(' ', '-')}-{setting.engines}x{setting.team}"
 
 
 if __name__ == "__main__":

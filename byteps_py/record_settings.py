@@ -18,7 +18,7 @@ class RecordSettings:
 
     record: str | None = variable(
         "BYTEPS_AB_RECORD",
-        text("a folder", _LONGEST_PATH),
+        text("the path of a folder, in printable characters", _LONGEST_PATH),
         "each process of the job writes there what it did: steps, CPU time, stage times",
         None,
     )
@@ -42,7 +42,7 @@ class RecordSettings:
     )
     run_dir: str | None = variable(
         "BYTEPS_RUN_DIR",
-        text("a folder", _LONGEST_PATH),
+        ("the path of a folder", str),
         "for what a run leaves, such as checkpoints: read by training scripts; `bps ab` gives each run one of its own",
         None,
     )

@@ -136,10 +136,15 @@ class Session:
         self._worker.barrier()
 
     def mark_step(self, samples: int | None = None) -> None:
-        """Count a finished training step, and the samples that this worker trained on in it."""
+        """Count a finished training step, and the samples that this worker trained on in it.
+
+        Raises:
+            TypeError: ``samples`` is no number.
+        """
+        counted = 0 if samples is None else _number(samples)
         with self._lock:
             self.steps += 1
-            self.samples += samples or 0
+            self.samples += counted
             if self._recorder is not None:
                 self._recorder.step(self.steps, self.samples)
 
@@ -167,11 +172,21 @@ class Session:
             JobAborted, TransportTimeout: the job had ended before its time, or what other workers wait for could not
                 be delivered.
         """
-        if self._recorder is not None:  # the goodbye is no part of what was measured, and may fail
-            self._recorder.close()
-        if self._farewell is not None:
-            self._farewell.close()
-        self._worker.close(failure)
+        try:
+            if self._recorder is not None:  # the goodbye is no part of what was measured, and may fail
+                self._recorder.close()
+        finally:
+            if self._farewell is not None:
+                self._farewell.close()
+            self._worker.close(failure)
+
+
+def _number(value: Any) -> Any:
+    """A Python number for what may be NumPy's or torch's."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return float(value)
 
 
 _state_lock = threading.Lock()

@@ -67,8 +67,8 @@ class Kernels(Protocol):
     def team(self, threads: int) -> int:
         """How many threads really share work for which ``threads`` (at least 1) are allowed, and which is large enough.
 
-        It is tried out: OpenMP gives fewer where a limit of its own or the system does not allow more.  Takes about as
-        long as starting so many threads, which end again.
+        It is tried out: OpenMP gives fewer where a limit of its own or the system does not allow more; 0 where not even
+        that can be tried.  Takes about as long as starting so many threads, which end again.
         """
 
 

@@ -85,7 +85,10 @@ class NativeKernels:
             return 1
         given: list[int] = []
         asking = threading.Thread(target=lambda: given.append(lib.byteps_given_team(threads)), name="byteps-team")
-        asking.start()
+        try:
+            asking.start()
+        except RuntimeError:  # there are too many threads
+            return 0
         asking.join()
         return given[0]
 

@@ -145,18 +145,18 @@ def _join(settings: WorkerSettings) -> Joined:
     farewell = Farewell(worker.say_goodbye)
     try:
         welcome = worker.start()
+        me = welcome.participants[welcome.rank]
+        logs.configure(settings, f"worker {welcome.rank}")
+        if settings.record is not None:
+            counts = len(welcome.participants), len(welcome.servers)
+            team = chosen.team(settings.omp_num_threads or 1)
+            recorder = _begin_record(settings, Member(Role.WORKER, welcome.rank, welcome.job, *counts, team), worker)
     except BaseException:  # also a Ctrl-C: the place in the job becomes free, and init() may be called again
         farewell.close()
         with contextlib.suppress(BytePSError):
             worker.close()
         raise
     _joined.append(os.getpid())
-    me = welcome.participants[welcome.rank]
-    logs.configure(settings, f"worker {welcome.rank}")
-    if settings.record is not None:
-        counts = len(welcome.participants), len(welcome.servers)
-        team = chosen.team(settings.omp_num_threads or 1)
-        recorder = _begin_record(settings, Member(Role.WORKER, welcome.rank, welcome.job, *counts, team), worker)
     return Joined(worker, welcome.rank, len(welcome.participants), me.local_rank, me.local_size, farewell, recorder)
 
 

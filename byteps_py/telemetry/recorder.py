@@ -46,7 +46,8 @@ __all__ = ["INTERVAL_SECONDS", "Member", "Recorder", "prepare"]
 INTERVAL_SECONDS: Final = 0.1
 _VERSION: Final = 1
 _CLOSE_SECONDS: Final = 1.0
-"""How long a write that hangs, as on a network drive, may hold a role that ends."""
+"""How long a thread that hangs in a write, as on a network drive, may hold a role that ends. The last write itself has
+no limit."""
 
 
 class Member(NamedTuple):
@@ -119,7 +120,7 @@ class Recorder:
             self._give_up(error)
         now = time.monotonic()
         self._due = now + INTERVAL_SECONDS
-        self._write(_start(settings, member, now))
+        self._write(lambda: _start(settings, member, now))
 
     def step(self, steps: int, samples: int) -> None:
         """So many steps are done, with so many samples: take note, and a sample if it is time.
@@ -134,8 +135,13 @@ class Recorder:
         """Take samples on a thread from now on, where nobody calls :meth:`step`."""
         self.sample()
         if self._file is not None:
-            self._thread = threading.Thread(target=self._watch, name="byteps-record", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._watch, name="byteps-record", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # there are too many
+                self._give_up(error)
+            else:
+                self._thread = thread
 
     def sample(self) -> None:
         """Take one now."""
@@ -144,16 +150,17 @@ class Recorder:
         with self._lock:
             now = time.monotonic()
             self._due = now + INTERVAL_SECONDS
-            line = {
-                "kind": "sample",
-                "wall": time.time(),
-                "monotonic": now,
-                "cpu": time.process_time(),
-                "steps": self._steps,
-                "samples": self._samples,
-                "stages": self._stages(),
-            }
-            self._write(line)
+            self._write(
+                lambda: {
+                    "kind": "sample",
+                    "wall": time.time(),
+                    "monotonic": now,
+                    "cpu": time.process_time(),
+                    "steps": self._steps,
+                    "samples": self._samples,
+                    "stages": self._stages(),
+                }
+            )
 
     def close(self) -> None:
         """Take the last sample and end the record. A second call does nothing."""
@@ -165,7 +172,10 @@ class Recorder:
         if self._lock.acquire(timeout=_CLOSE_SECONDS):
             try:
                 self.sample()
-                self._drop()
+                error = self._drop()
+                if error is not None:
+                    text = "the record of this process may be incomplete"
+                    self._log.warning("%s: %s: %s", text, self._path, _reason(error))
             finally:
                 self._lock.release()
 
@@ -173,31 +183,36 @@ class Recorder:
         while not self._ends.wait(INTERVAL_SECONDS) and self._file is not None:
             self.sample()
 
-    def _write(self, line: Mapping[str, Any]) -> None:
+    def _write(self, line: Callable[[], Mapping[str, Any]]) -> None:
         file = self._file
         if file is None:
             return
-        encoded = msgspec.json.encode(line) + b"\n"
         try:
+            encoded = msgspec.json.encode(line()) + b"\n"
             if file.write(encoded) != len(encoded):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            self._give_up(error)
-        except ValueError:  # closed by a signal handler just now
-            return
+        except Exception as error:  # a record never harms the job, whatever is wrong with it
+            if self._file is not None:  # else a signal handler has just closed it
+                self._give_up(error)
 
-    def _give_up(self, error: OSError) -> None:
+    def _give_up(self, error: Exception) -> None:
         """Whatever came after a line in pieces could not be read."""
         self._drop()
-        self._log.warning("no record is written any more: %s: %s", self._path, error.strerror or error)
+        self._log.warning("no record is written any more: %s: %s", self._path, _reason(error))
 
-    def _drop(self) -> None:
+    def _drop(self) -> Exception | None:
+        """Close the file; returns what was wrong with it, such as a full disk, as some file systems say only now."""
         file, self._file = self._file, None
-        if file is not None:
-            try:
+        try:
+            if file is not None:
                 file.close()
-            except OSError as error:  # the disk is full, as some file systems say only now
-                self._log.warning("the record of this process may be incomplete: %s: %s", self._path, error.strerror)
+        except OSError as error:
+            return error
+        return None
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error)
 
 
 def _start(settings: RecordSettings, member: Member, now: float) -> dict[str, Any]:

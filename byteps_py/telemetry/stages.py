@@ -19,9 +19,9 @@ The first five are a worker's, the others a server's.  A result says all that th
 none is sent: such a partition is counted neither in ``accept`` nor in ``push``, and its whole way is ``pull``.
 Partitions are on their way at the same time, so seconds may add up to more than have passed.
 
-Threads: each :class:`StageTime` is added to by one thread, so no addition is lost, and any thread may read it.  A
-reader may come between the two additions and find a passage counted whose seconds are not there yet; sums only grow, so
-the next look puts that right.  Adding takes no lock and allocates nothing that stays.
+Threads: each :class:`StageTime` is added to by one thread, so no addition is lost, and any thread may read it.  What a
+reader finds as count and seconds may be some passages apart, in either direction; sums only grow, so the next look puts
+that right.  Adding takes no lock and allocates nothing that stays.
 """
 
 from __future__ import annotations

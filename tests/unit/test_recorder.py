@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import logging
 import os
@@ -254,5 +255,47 @@ record.close()
 def test_a_forked_child_leaves_the_record_alone(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", FORKING, str(tmp_path)], timeout=30, check=True)
     assert steps(tmp_path)[-1] == 2
-    assert {each["pid"] for each in lines(tmp_path)[:1]} != {os.getpid()}
     assert 1 not in steps(tmp_path)
+
+
+def test_whatever_is_wrong_with_a_sample_harms_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> dict[str, tuple[int, float]]:
+        raise ZeroDivisionError("of stages")
+
+    record = Recorder(settings(tmp_path), WORKER, fail)
+    record.step(20, 0)
+    record.step(21, 0)
+    record.close()
+    assert len(lines(tmp_path)) == 1
+    assert [each.getMessage().endswith("of stages") for each in caplog.records] == [True]
+
+
+def test_one_warning_for_a_disk_that_fails_twice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Full(io.FileIO):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+        def close(self) -> None:
+            super().close()
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    record = make(tmp_path)
+    assert record._file is not None
+    record._file.close()
+    record._file = Full(tmp_path / "full", "x")
+    record.step(20, 0)
+    record.close()
+    assert [each.getMessage().partition(":")[0] for each in caplog.records] == ["no record is written any more"]
+
+
+def test_a_watcher_that_cannot_be_started_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    record = make(tmp_path)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    record.watch()
+    record.close()
+    assert "can't start new thread" in caplog.text

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 import byteps_py as bps
+from byteps_py import session
 from byteps_py.errors import NotInitializedError, SettingsError
+from byteps_py.telemetry.recorder import Recorder
 from byteps_py.telemetry.stages import WORKER_STAGES
 
 
@@ -48,6 +50,47 @@ def test_stats_count_steps_samples_and_cpu_time() -> None:
         "stages": {name: {"count": 0, "seconds": 0.0} for name in WORKER_STAGES},
     }
     json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("samples", "counted"), [(np.int64(3), 3), (np.float32(0.5), 0.5), (np.array(4), 4), (True, 1), (0, 0)]
+)
+def test_samples_may_be_numbers_of_any_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samples: Any, counted: float
+) -> None:
+    monkeypatch.setenv("BYTEPS_AB_RECORD", str(tmp_path))
+    bps.init()
+    bps.step(samples=samples)
+    found = bps.stats()["samples"]
+    assert (found, type(found)) == (counted, type(counted))
+    bps.shutdown()
+    assert record(tmp_path)[-1]["samples"] == counted
+
+
+def test_samples_that_are_no_number_count_nothing() -> None:
+    bps.init()
+    with pytest.raises((TypeError, ValueError)):
+        bps.step(samples="many")  # type: ignore[arg-type]
+    assert bps.stats()["steps"] == 0
+
+
+def test_a_record_that_cannot_be_ended_does_not_hold_the_goodbye(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = Recorder.close
+
+    def fail(self: Recorder) -> None:
+        close(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("BYTEPS_AB_RECORD", str(tmp_path))
+    bps.init()
+    said: list[str] = []
+    monkeypatch.setattr(session.current()._worker, "close", said.append)
+    monkeypatch.setattr(Recorder, "close", fail)
+    with pytest.raises(KeyboardInterrupt):
+        bps.shutdown()
+    assert said == [""]
 
 
 def test_stats_need_a_session() -> None:
