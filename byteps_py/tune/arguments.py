@@ -20,7 +20,7 @@ from byteps_py.tune import factors
 from byteps_py.tune.model import Design, Factor
 from byteps_py.variables import integer, seconds
 
-__all__ = ["REPORT", "Asked", "AskedReport", "add_options", "help_text", "parse", "parse_report"]
+__all__ = ["REPORT", "Asked", "AskedReport", "add_options", "help_text", "is_text", "parse", "parse_report"]
 
 REPORT = "report"
 """The word after ``bps ab`` that asks for a report alone."""
@@ -177,6 +177,15 @@ def help_text(*, report: bool = False) -> str:
     return (_report_options() if report else _options()).format_help()
 
 
+def is_text(word: str) -> bool:
+    """Whether a word of the command line or the environment was UTF-8: others hold lone surrogates (PEP 383)."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``bps ab``, and its subcommand, to a parser that the shells' completion is made from."""
     _add_options(parser)
@@ -205,6 +214,10 @@ def _split(argv: Sequence[str], parser: argparse.ArgumentParser, *, command: boo
     """Sort the words. Without a ``command``, options may follow the words that are none."""
     known = {name: action for action in parser._actions for name in action.option_strings}
     words = _Words()
+    strange = [word for word in argv if not is_text(word)]
+    if strange:
+        hint = "an experiment is written down as UTF-8: rename the file, or reach it by a link with another name"
+        raise SettingsError([*(f"{word!r} is not UTF-8" for word in strange), hint])
     index = 0
     while index < len(argv):
         word = argv[index]

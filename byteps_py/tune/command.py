@@ -8,21 +8,22 @@ import platform
 import secrets
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from byteps_py.errors import SettingsError
-from byteps_py.tune import arguments, factors, journal, running
-from byteps_py.tune.arguments import Asked, AskedReport
-from byteps_py.tune.experiment import Outcome, Screen, describe_setup, run
+from byteps_py.tune import arguments, durable, factors, journal, running, wording
+from byteps_py.tune.arguments import Asked, AskedReport, is_text
+from byteps_py.tune.experiment import Outcome, Screen, counting, describe_setup, run, to_do
 from byteps_py.tune.model import Design, Run
 
 __all__ = ["main"]
 
 FAILED = 1
-"""Exit status if some cell has no good run."""
+"""Exit status if some cell has no good run, or if runs were made and something could not be written."""
 SIGNALLED = 128
 """What is added to the number of the signal that interrupted an experiment."""
 _SEEDS = 10**6
@@ -39,6 +40,14 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     Raises:
         SettingsError: a usage error, a bad setting, or a folder that cannot be used; no run was started.
     """
+    try:
+        return _main(argv, environ)
+    except SettingsError as error:
+        # Some of it are words of the user, who may have pasted anything.
+        raise SettingsError([wording.plain(each) for each in error.problems]) from error
+
+
+def _main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if argv[:1] == [arguments.REPORT]:
         asked = arguments.parse_report(argv[1:])
         if asked is None:
@@ -54,8 +63,9 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def _show(asked: Asked, environ: Mapping[str, str]) -> int:
     """A dry run."""
-    _check(asked, environ)
     design = asked.design
+    _check_command(design, environ)
+    _check_cells(design, range(len(design.cells)), asked.out, environ, Screen(sys.stderr))
     for block, cell in factors.order(design):
         print(f"# block {block + 1}/{design.repeats}, {design.cells[cell].label}")
         print(running.as_shell_line(design, cell, block, asked.out, environ))
@@ -63,26 +73,35 @@ def _show(asked: Asked, environ: Mapping[str, str]) -> int:
 
 
 def _experiment(asked: Asked, environ: Mapping[str, str]) -> int:
-    _check(asked, environ)
+    _check_command(asked.design, environ)
     screen = Screen(sys.stderr)
-    seed = asked.design.seed if asked.has_seed else secrets.randbelow(_SEEDS)
-    design = msgspec.structs.replace(asked.design, seed=seed)
-    with journal.open_journal(design, asked.out, screen.say, any_seed=not asked.has_seed) as book:
-        for line in describe_setup(book, environ):
+    design = msgspec.structs.replace(
+        asked.design,
+        seed=asked.design.seed if asked.has_seed else secrets.randbelow(_SEEDS),
+        environment=_inherited(asked.design, environ),
+        machine=_machine(),
+    )
+
+    def check(design: Design, runs: list[Run]) -> None:
+        cells = sorted({cell for _, cell in to_do(design, runs, time.time())})
+        _check_cells(design, cells, asked.out, environ, screen)
+
+    with journal.open_journal(design, asked.out, screen.say, any_seed=not asked.has_seed, check=check) as book:
+        for line in describe_setup(book, environ, time.time()):
             screen.say(line)
         try:
             outcome = run(book, environ, screen)
         except OSError as error:
-            place = f"{error.filename}: " if error.filename else ""
-            screen.say(f"bps ab: {place}{error.strerror or error}: the same command goes on from here")
+            screen.say(f"bps ab: {_describe(error)}: the same command goes on from here")
+            _finish(book, Outcome(), screen)
             return FAILED
         return _finish(book, outcome, screen)
 
 
 def _finish(book: journal.Journal, outcome: Outcome, screen: Screen) -> int:
-    """Tell how it ended, and write the report of what is there."""
-    good = {each.cell for each in book.runs if not each.problem}
-    missing = len(book.design.cells) - len(good)
+    """Tell how it ended, and write the report of what is there. Returns the exit status."""
+    good = {each.cell for each in counting(book.runs) if not each.problem}
+    failed = len(good) < len(book.design.cells)
     if outcome.number:
         screen.say(f"interrupted: the same command goes on from here (--out {book.folder})")
     if outcome.hopeless:
@@ -90,11 +109,20 @@ def _finish(book: journal.Journal, outcome: Outcome, screen: Screen) -> int:
             "given up: every combination has failed, and none has ever worked. Mend the cause, and give the same "
             "command again; another command needs another --out"
         )
-    if good:
-        _report(book.design, book.runs, book.folder)
+    if book.runs:
+        try:
+            _report(book.design, book.runs, book.folder)
+        except OSError as error:
+            again = f"`bps ab report {book.folder}` makes it again"
+            screen.say(f"bps ab: {_describe(error)}: the report cannot be written; {again}")
+            failed = True
     if outcome.number:
         return SIGNALLED + outcome.number
-    return FAILED if missing else 0
+    return FAILED if failed else 0
+
+
+def _describe(error: OSError) -> str:
+    return (f"{error.filename}: " if error.filename else "") + (error.strerror or str(error))
 
 
 def _report_again(asked: AskedReport) -> int:
@@ -106,8 +134,12 @@ def _report_again(asked: AskedReport) -> int:
         design, runs = journal.load(experiments[0])
     else:
         design, runs = _from_records(asked.folders)
-    _report(design, runs, asked.out or asked.folders[0])
-    good = {each.cell for each in runs if not each.problem}
+    folder = asked.out or asked.folders[0]
+    try:
+        _report(design, runs, folder)
+    except OSError as error:
+        raise SettingsError(f"{_describe(error)}: the report cannot be written to {folder}") from error
+    good = {each.cell for each in counting(runs) if not each.problem}
     return 0 if len(good) == len(design.cells) else FAILED
 
 
@@ -118,28 +150,54 @@ def _from_records(folders: Sequence[Path]) -> tuple[Design, list[Run]]:
 
 
 def _report(design: Design, runs: Sequence[Run], folder: Path) -> None:
-    """Print the table, and write the files."""
+    """Write the files, and print the table, also if they cannot be written.
+
+    Raises:
+        OSError: they cannot.
+    """
     from byteps_py.tune import analysis, report, table
 
-    result = analysis.analyse(design, runs, _machine())
+    counted = counting(runs)
+    result = analysis.analyse(design, counted, design.machine or wording.hosts(counted))
     width = max(80, shutil.get_terminal_size((100, 24)).columns)
-    print(table.as_text(result, width, sys.stdout.isatty()))
+    text = table.as_text(result, width, sys.stdout.isatty())
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(folder)
         written = report.write(result, folder)
-    except OSError as error:
-        raise SettingsError(f"{error.filename or folder}: {error.strerror}: the report cannot be written") from error
-    print("written: " + ", ".join(map(str, written)))
+    finally:
+        print(text)
+    print("written: " + ", ".join(wording.plain(str(each)) for each in written))
 
 
-def _check(asked: Asked, environ: Mapping[str, str]) -> None:
-    """Everything that would make every run fail, or those of a cell, is told before the first one.
+def _check_command(design: Design, environ: Mapping[str, str]) -> None:
+    """What would make every run fail, and can be told before anything is made.
 
     Raises:
         SettingsError: with all that was found.
     """
-    problems = list(_command_problems(asked.design, environ))
-    problems += running.check_cells(asked.design, asked.out, environ) if not problems else []
+    problems = list(_command_problems(design, environ))
+    problems += [
+        f"the variable {name + '=' + value!r} is not UTF-8"
+        for name, value in _inherited(design, environ).items()
+        if not is_text(name + value)
+    ]
+    if problems:
+        raise SettingsError(problems)
+
+
+def _inherited(design: Design, environ: Mapping[str, str]) -> dict[str, str]:
+    return factors.inherited(design.factors, environ)
+
+
+def _check_cells(
+    design: Design, cells: Sequence[int], folder: Path, environ: Mapping[str, str], screen: Screen
+) -> None:
+    """What would make the runs of some cells fail.
+
+    Raises:
+        SettingsError: with all that was found.
+    """
+    problems = running.check_cells(design, cells, folder, environ, screen.say)
     if problems:
         raise SettingsError(problems)
 

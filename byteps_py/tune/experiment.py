@@ -1,7 +1,13 @@
 """All runs of an experiment, in their random order, with a look at the time that is left.
 
 A run that fails is told, with the end of its output, and the others go on; if every cell has failed and none has ever
-worked, nothing is to be expected of the rest.  SIGINT, SIGTERM and SIGHUP end the run in progress, in order; what was
+worked, nothing is to be expected of the rest.
+
+The runs of a block must be close together in time, or comparing them would compare the hours of the day.  So a block
+that lacks runs is gone on with only while the others are young; later it is made again as a whole, as another *attempt*
+at it, and the runs of earlier attempts do not count any more.
+
+SIGINT, SIGTERM and SIGHUP end the run in progress, in order; what was
 made before stays, and the same command goes on from there.
 """
 
@@ -11,19 +17,36 @@ import shutil
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TextIO
+
+import msgspec
 
 from byteps_py.tune import factors
 from byteps_py.tune.journal import Journal
 from byteps_py.tune.model import Design, Run
 from byteps_py.tune.running import Stop, run_cell, run_folder
-from byteps_py.tune.wording import number
+from byteps_py.tune.wording import number, plain
 
-__all__ = ["Clock", "Outcome", "Screen", "describe_run", "describe_seconds", "describe_setup", "run", "to_do"]
+__all__ = [
+    "Clock",
+    "Outcome",
+    "Screen",
+    "counting",
+    "describe_run",
+    "describe_seconds",
+    "describe_setup",
+    "run",
+    "to_do",
+    "too_old",
+]
 
+YOUNG_SECONDS = 600.0
+"""A block is gone on with for so long after its latest run began, or for twice the time in which its runs began."""
+
+_AGES = (("days", 86400.0), ("h", 3600.0), ("min", 60.0))
 _REFRESH_SECONDS = 0.5
 _END_COLUMNS = 38
 _LOG_LINES = 20
@@ -46,6 +69,8 @@ class Outcome:
 class Screen:
     """Lines for a person: one for each run, and on a terminal one below them that changes.
 
+    What does not print, such as the sequences that move a cursor, is replaced: some of it comes from the user's script.
+
     Args:
         stream: where to; a terminal or not.
     """
@@ -59,7 +84,7 @@ class Screen:
     def say(self, text: str) -> None:
         """Print lines that stay."""
         self._clear()
-        print(text, file=self._stream, flush=True)
+        print("\n".join(map(plain, text.split("\n"))), file=self._stream, flush=True)
 
     def show(self, text: Callable[[], str]) -> None:
         """Replace the line that changes, if there is one and it is old enough."""
@@ -67,7 +92,7 @@ class Screen:
         if not self._is_terminal or now - self._refreshed < _REFRESH_SECONDS:
             return
         self._refreshed = now
-        line = text()
+        line = plain(text())
         # One column less: a line that fills the terminal would begin another one. What changes is at its end.
         room = shutil.get_terminal_size().columns - 1
         if len(line) > room:
@@ -104,27 +129,65 @@ class Clock:
         return max(0.0, each[0] - elapsed) + sum(each[1:]) if each else 0.0
 
 
-def to_do(design: Design, runs: list[Run]) -> list[tuple[int, int]]:
-    """Block and cell of the runs that are still to be made, in their order; those that have failed among them."""
-    good = {(run.block, run.cell) for run in runs if not run.problem}
+def counting(runs: Sequence[Run]) -> list[Run]:
+    """The runs that count, in the same order: of each block those of its last attempt, good or failed."""
+    last = _last_attempts(runs)
+    return [run for run in runs if run.attempt == last[run.block]]
+
+
+def to_do(design: Design, runs: Sequence[Run], now: float) -> list[tuple[int, int]]:
+    """Block and cell of the runs that are still to be made, in their order; those that have failed among them.
+
+    Args:
+        design: the experiment.
+        runs: what was made.
+        now: seconds since the epoch.  Of a block whose runs are :func:`too_old`, all are to be made.
+    """
+    old = too_old(design, runs, now)
+    good = {(run.block, run.cell) for run in counting(runs) if not run.problem and run.block not in old}
     return [each for each in factors.order(design) if each not in good]
 
 
-def describe_setup(journal: Journal, environ: Mapping[str, str]) -> list[str]:
-    """Lines to print before the first run."""
+def too_old(design: Design, runs: Sequence[Run], now: float) -> dict[int, float]:
+    """The blocks that are to be made again as a whole, and how many seconds ago the latest good run of each began."""
+    good: dict[int, dict[int, float]] = {}
+    for run in counting(runs):
+        if not run.problem:
+            good.setdefault(run.block, {})[run.cell] = run.started
+    old = {}
+    for block, started in sorted(good.items()):
+        first, last = min(started.values()), max(started.values())
+        lacks_some = block < design.repeats and len(started) < len(design.cells)
+        if lacks_some and now - last > max(YOUNG_SECONDS, 2 * (last - first)):
+            old[block] = now - last
+    return old
+
+
+def _last_attempts(runs: Sequence[Run]) -> dict[int, int]:
+    last: dict[int, int] = {}
+    for run in runs:
+        last[run.block] = max(run.attempt, last.get(run.block, 0))
+    return last
+
+
+def describe_setup(journal: Journal, environ: Mapping[str, str], now: float) -> list[str]:
+    """Lines to print before the first run; ``now`` as for :func:`to_do`."""
     design = journal.design
+    missing = to_do(design, journal.runs, now)
     lines = [f"bps ab: {line}" for line in factors.notes(design.factors)]
     dropped = [f"{name}={environ[name]}" for name in sorted(environ) if name.startswith(("DMLC_", "BYTEPS_AB_"))]
     if dropped:
         lines.append(f"bps ab: each run is a job of its own, so these are not used: {' '.join(dropped)}")
-    whole, rest = len(factors.order(design)), len(to_do(design, journal.runs))
+    whole, rest = len(factors.order(design)), len(missing)
     size = f"{len(design.cells)} cells x {design.repeats} {'block' if design.repeats == 1 else 'blocks'}"
     if not journal.runs:
         lines.append(f"{whole} runs: {size}, in random order (seed {design.seed}); output in {journal.folder}/runs")
     elif rest:
-        again = len({(run.block, run.cell) for run in journal.runs} & set(to_do(design, journal.runs)))
-        failed = f"; {again} that failed {'is' if again == 1 else 'are'} made again" if again else ""
+        old = too_old(design, journal.runs, now)
+        again = {(run.block, run.cell) for run in counting(journal.runs) if run.block not in old} & set(missing)
+        failed = f"; {len(again)} that failed {'is' if len(again) == 1 else 'are'} made again" if again else ""
         lines.append(f"resuming: {whole - rest} of {whole} runs are done{failed}")
+        lines += [_describe_old(*each) for each in old.items()]
     else:
         lines.append(f"all {whole} runs are done")
     return lines
@@ -143,32 +206,49 @@ def run(journal: Journal, environ: Mapping[str, str], screen: Screen) -> Outcome
     Raises:
         OSError: a folder or a run cannot be written.
     """
-    design, order = journal.design, factors.order(journal.design)
-    rest = to_do(design, journal.runs)
+    design = journal.design
     clock = Clock()
     failed: set[int] = set()
     worked = any(not each.problem for each in journal.runs)
+    told = too_old(design, journal.runs, time.time())
     with _signals() as stop:
-        for index, (block, cell) in enumerate(rest):
-            began = time.monotonic()
-            place = f"block {block + 1}/{design.repeats}, run {order.index((block, cell)) + 1}/{len(order)}"
-            head = f"{place}, {design.cells[cell].label}"
-            cells = [each for _, each in rest[index:]]
-            made = _run_one(journal, block, cell, environ, screen, stop, _progress(design, head, clock, cells, began))
-            if made is None:
-                return Outcome(number=stop.number)
-            clock.add(cell, time.monotonic() - began)
-            journal.append(made)
-            screen.say(f"{head}: {describe_run(made)}{_describe_left(clock.left(cells[1:]))}")
-            if made.problem:
-                failed.add(cell)
-                screen.say(_describe_log(made, str(run_folder(design, cell, block, journal.folder))))
-            worked = worked or not made.problem
-            if not worked and len(failed) == len(design.cells):
-                return Outcome(hopeless=True)
-            if stop.number:
-                return Outcome(number=stop.number if index + 1 < len(rest) else 0)
+        for block in range(design.repeats):
+            # Looked at when its turn comes: the blocks before it may have taken hours.
+            now = time.time()
+            rest = [each for each in to_do(design, journal.runs, now) if each[0] >= block]
+            old = too_old(design, journal.runs, now)
+            if block in old and block not in told:
+                screen.say(_describe_old(block, old[block]))
+            attempt = _last_attempts(journal.runs).get(block, 0) + (block in old)
+            for index, (_, cell) in enumerate(each for each in rest if each[0] == block):
+                cells = [each for _, each in rest[index:]]
+                made = _run_one(journal, block, cell, environ, screen, stop, clock, cells)
+                if made is None:
+                    return Outcome(number=stop.number)
+                journal.append(msgspec.structs.replace(made, attempt=attempt))
+                _tell(journal, made, clock, cells[1:], screen)
+                failed |= {cell} if made.problem else set()
+                worked = worked or not made.problem
+                if not worked and len(failed) == len(design.cells):
+                    return Outcome(hopeless=True)
+                if stop.number:
+                    return Outcome(number=stop.number if cells[1:] else 0)
     return Outcome()
+
+
+def _head(design: Design, block: int, cell: int) -> str:
+    order = factors.order(design)
+    place = f"block {block + 1}/{design.repeats}, run {order.index((block, cell)) + 1}/{len(order)}"
+    return f"{place}, {design.cells[cell].label}"
+
+
+def _tell(journal: Journal, made: Run, clock: Clock, cells: list[int], screen: Screen) -> None:
+    """What came out of a run; ``cells`` are those of the runs that are left."""
+    design = journal.design
+    head = _head(design, made.block, made.cell)
+    screen.say(f"{head}: {describe_run(made)}{_describe_left(clock.left(cells))}")
+    if made.problem:
+        screen.say(_describe_log(made, str(run_folder(design, made.cell, made.block, journal.folder))))
 
 
 def _run_one(
@@ -178,9 +258,13 @@ def _run_one(
     environ: Mapping[str, str],
     screen: Screen,
     stop: Stop,
-    text: Callable[[int], str],
+    clock: Clock,
+    cells: list[int],
 ) -> Run | None:
-    return run_cell(
+    """Make a run, and note how long it took; ``cells`` are those of all runs that are left, of this one the first."""
+    began = time.monotonic()
+    text = _progress(journal.design, _head(journal.design, block, cell), clock, cells, began)
+    made = run_cell(
         journal.design,
         cell,
         block,
@@ -190,6 +274,8 @@ def _run_one(
         progress=lambda steps: screen.show(lambda: text(steps)),
         keep_open=(journal.lock,),
     )
+    clock.add(cell, time.monotonic() - began)
+    return made
 
 
 def _progress(design: Design, head: str, clock: Clock, cells: list[int], began: float) -> Callable[[int], str]:
@@ -219,6 +305,11 @@ def describe_seconds(seconds: float) -> str:
 
 def _describe_left(seconds: float | None) -> str:
     return f", {describe_seconds(seconds)} left" if seconds else ""
+
+
+def _describe_old(block: int, seconds: float) -> str:
+    unit, size = next(each for each in _AGES if seconds >= 2 * each[1])
+    return f"block {block + 1} is made again as a whole: its other runs are {seconds / size:.0f} {unit} old"
 
 
 def _describe_log(run: Run, place: str) -> str:

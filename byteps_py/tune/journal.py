@@ -207,7 +207,7 @@ def _refuse_environment(there: Mapping[str, str], here: Mapping[str, str], folde
     if not names:
         return
     problems = [
-        f"--out {folder}: {name} {_described(there.get(name))} in its runs, {_described(here.get(name), 'is')} now"
+        f"--out {folder}: {name} {_described(there.get(name))} in its runs, and {_described(here.get(name), 'is')} now"
         for name in names
     ]
     unset = [name for name in names if name not in there]

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from byteps_py import errors, known_names
 from byteps_py.tune import factors, records
 from byteps_py.tune.model import Cell, Design, Run
 from byteps_py.tune.output import find_metric, read_policy, tail
+from byteps_py.tune.wording import count, shell_word
 
 __all__ = ["RUN_DIR", "Stop", "Watch", "as_shell_line", "check_cells", "environment", "run_cell", "run_folder"]
 
@@ -46,6 +47,8 @@ _ENDING_SECONDS = 15.0
 _SWEEP_SECONDS = 15.0
 """After a launcher was killed, its guard has ended everything."""
 _CHECK_SECONDS = 60.0
+_SILENT_SECONDS = 2.0
+"""A check that takes longer is told."""
 
 _LAUNCHER = (
     # As the launcher starts its own processes: not from the working folder, where another byteps_py may lie.
@@ -312,35 +315,60 @@ def _lacking(design: Design, run: Run, steps: int) -> str:
     return run.problem
 
 
-def check_cells(design: Design, folder: Path, environ: Mapping[str, str]) -> list[str]:
-    """What the launcher has to object to in each cell; nothing is started."""
+def check_cells(
+    design: Design, cells: Sequence[int], folder: Path, environ: Mapping[str, str], say: Callable[[str], None]
+) -> list[str]:
+    """What the launcher has to object to in each of these cells; nothing is started.
+
+    Args:
+        design: the experiment.
+        cells: which ones to look at.
+        folder: of the experiment; need not exist.
+        environ: the user's environment.
+        say: prints a line, if it takes long.
+    """
     found: dict[str, list[str]] = {}
-    for index, cell in enumerate(design.cells):
-        place = run_folder(design, index, 0, folder)
-        inherited = environment(design, index, 0, folder, environ)
+    # A thread waits for each of some processes, which have to load Python and little else.
+    pool = ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0))))
+    try:
+        asked = [pool.submit(_objections, design, cell, folder, environ) for cell in cells]
+        if wait(asked, _SILENT_SECONDS).not_done:
+            say(f"checking the settings of {count(len(cells), 'combination')} ...")
+        for cell, each in zip(cells, asked, strict=True):
+            for line in each.result():
+                found.setdefault(line, []).append(design.cells[cell].label)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return [text if len(labels) == len(cells) else f"{text} [{', '.join(labels)}]" for text, labels in found.items()]
+
+
+def _objections(design: Design, cell: int, folder: Path, environ: Mapping[str, str]) -> list[str]:
+    inherited = environment(design, cell, 0, folder, environ)
+    try:
         done = subprocess.run(
-            _command(design, cell, place, "--dry-run"),
+            _command(design, design.cells[cell], run_folder(design, cell, 0, folder), "--dry-run"),
             env=inherited,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_CHECK_SECONDS,
             check=False,
         )
-        if done.returncode:
-            lines = done.stderr.decode(errors="replace").splitlines()
-            said = [line.removeprefix("bpslaunch: ").removeprefix("error: ") for line in lines]
-            beside = {"", *known_names.report(inherited)}
-            said = [line for line in said if line not in beside and not line.startswith(("usage:", " "))]
-            for line in said or [f"bpslaunch --dry-run ended with status {done.returncode}"]:
-                found.setdefault(line, []).append(cell.label)
-    return [
-        text if len(labels) == len(design.cells) else f"{text} [{', '.join(labels)}]" for text, labels in found.items()
-    ]
+    except subprocess.TimeoutExpired:
+        return [
+            f"bpslaunch --dry-run has not ended after {_CHECK_SECONDS:g} s: is this machine busy with something else?"
+        ]
+    if not done.returncode:
+        return []
+    lines = done.stderr.decode(errors="replace").splitlines()
+    said = [line.removeprefix("bpslaunch: ").removeprefix("error: ") for line in lines]
+    beside = {"", *known_names.report(inherited)}
+    said = [line for line in said if line not in beside and not line.startswith(("usage:", " "))]
+    return said or [f"bpslaunch --dry-run ended with status {done.returncode}"]
 
 
 def as_shell_line(design: Design, cell: int, block: int, folder: Path, environ: Mapping[str, str]) -> str:
     """A run as a line for a shell: what is added to the environment, and the launcher's words."""
     added = environment(design, cell, block, folder, environ)
-    pairs = [f"{name}={shlex.quote(value)}" for name, value in sorted(added.items()) if environ.get(name) != value]
+    pairs = [f"{name}={shell_word(value)}" for name, value in sorted(added.items()) if environ.get(name) != value]
     place = run_folder(design, cell, block, folder)
-    return " ".join([*pairs, "bpslaunch", shlex.join(_words(design, design.cells[cell], place))])
+    return " ".join([*pairs, "bpslaunch", *map(shell_word, _words(design, design.cells[cell], place))])

@@ -119,6 +119,28 @@ def test_all_that_is_wrong_is_told_together() -> None:
     assert len(found) == 8, found
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*ENOUGH, "--save=\udcff"),
+        (*VARY, "--out", "out\udcff", "--", "train"),
+        ("--metric", "(\udcff)", *ENOUGH),
+        ("--vary", "A=1,\udcff", *ENOUGH),
+    ],
+)
+def test_words_that_are_no_text_are_refused(words: tuple[str, ...]) -> None:
+    found = problems(*words)
+    assert len(found) == 2
+    assert r"\udcff" in found[0]
+    assert found[0].endswith("' is not UTF-8")
+    assert "rename the file" in found[1]
+
+
+def test_folders_of_a_report_that_are_no_text_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"'/tmp/.udcff' is not UTF-8"):
+        parse_report(["/tmp/\udcff"])
+
+
 def test_what_a_report_is_made_of() -> None:
     assert parse_report(["/tmp", "--out", "x", "/"]) == AskedReport((Path("/tmp"), Path("/")), Path("x"))
     assert parse_report(["/"]) == AskedReport((Path("/"),), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,17 +13,36 @@ import msgspec
 import pytest
 
 from byteps_py.tune import experiment, factors
-from byteps_py.tune.experiment import Clock, Outcome, Screen, describe_run, describe_seconds, describe_setup
+from byteps_py.tune.experiment import (
+    Clock,
+    Outcome,
+    Screen,
+    counting,
+    describe_run,
+    describe_seconds,
+    describe_setup,
+    to_do,
+    too_old,
+)
 from byteps_py.tune.journal import Journal, open_journal
 from byteps_py.tune.model import Design, Run
 from byteps_py.tune.running import Stop
 
 Make = Callable[[int, int], Run]
+NOW = 1_790_000_000.0
 
 
 def design(repeats: int = 3) -> Design:
     varied = factors.factors(["omp-wait-policy=active,passive"])
     return factors.design(varied, command=["train"], repeats=repeats, num_workers=2, seed=1)
+
+
+@pytest.fixture(autouse=True)
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the clock on the wall says; a test may change it."""
+    moment = [NOW]
+    monkeypatch.setattr(experiment.time, "time", lambda: moment[0])
+    return moment
 
 
 @pytest.fixture
@@ -76,7 +96,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Make], Fake]:
 
 
 def good(cell: int, block: int) -> Run:
-    return Run(cell=cell, block=block, value=40.0 + cell)
+    return Run(cell=cell, block=block, value=40.0 + cell, started=NOW)
 
 
 def bad(cell: int, block: int) -> Run:
@@ -108,18 +128,103 @@ def test_it_goes_on_with_what_is_missing_or_has_failed(book: Journal, fake: Call
     for block, cell in order[:3]:
         book.append(good(cell, block))
     book.append(bad(order[3][1], order[3][0]))
-    assert describe_setup(book, {}) == ["resuming: 3 of 6 runs are done; 1 that failed is made again"]
+    assert describe_setup(book, {}, NOW) == ["resuming: 3 of 6 runs are done; 1 that failed is made again"]
     made = fake(good)
     outcome, text = run(book)
     assert outcome == Outcome()
     assert made.asked == order[3:]
     assert text.startswith("block 2/3, run 4/6, ")
-    assert describe_setup(book, {}) == ["all 6 runs are done"]
+    assert describe_setup(book, {}, NOW) == ["all 6 runs are done"]
+
+
+def started(*seconds: float, block: int = 0, attempt: int = 0) -> list[Run]:
+    """Good runs of the cells 0, 1 ... of a block, by when they were started."""
+    return [
+        Run(cell=cell, block=block, value=1.0, started=NOW + each, attempt=attempt) for cell, each in enumerate(seconds)
+    ]
+
+
+WIDE = factors.design(factors.factors(["A=1,2,3,4"]), command=["train"], repeats=2, seed=1)
+
+
+class TestOldBlocks:
+    @pytest.mark.parametrize(
+        ("runs", "later", "old"),
+        [
+            ([], 1e9, {}),
+            (started(0.0, 100.0, 200.0), 800.0, {}),
+            (started(0.0, 100.0, 200.0), 801.0, {0: 601.0}),
+            (started(0.0, 500.0, 1000.0), 3000.0, {}),
+            (started(0.0, 500.0, 1000.0), 3001.0, {0: 2001.0}),
+            (started(0.0, 500.0, 1000.0, 1500.0), 1e6, {}),
+            ([*started(0.0), bad(1, 0)], 601.0, {0: 601.0}),
+            ([bad(0, 0), bad(1, 0)], 1e6, {}),
+            ([*started(0.0, 1.0, 2.0, 3.0), *started(10.0, block=1)], 1000.0, {1: 990.0}),
+            ([*started(0.0, 1.0), *started(5000.0, attempt=1)], 5600.0, {}),
+            ([*started(0.0, 1.0), *started(5000.0, attempt=1)], 5601.0, {0: 601.0}),
+            (started(0.0, block=2), 1e6, {}),
+        ],
+    )
+    def test_a_block_that_lacks_runs_is_old_some_time_after_its_latest(
+        self, runs: list[Run], later: float, old: dict[int, float]
+    ) -> None:
+        assert too_old(WIDE, runs, NOW + later) == old
+
+    def test_all_runs_of_an_old_block_are_to_be_made(self) -> None:
+        runs = [*started(0.0, 1.0, 2.0, 3.0), *started(4.0, 5.0, block=1)]
+        young, old = (to_do(WIDE, runs, NOW + each) for each in (100.0, 10_000.0))
+        assert sorted(young) == [(1, 2), (1, 3)]
+        assert old == factors.order(WIDE)[4:]
+
+    def test_a_block_that_was_begun_anew_needs_all_its_runs_in_that_attempt(self) -> None:
+        # Cell 2 was missing and is made first this time: the others are still those of the day before.
+        again = msgspec.structs.replace(started(0.0)[0], cell=2, attempt=1)
+        runs = [*started(-90_000.0, -90_000.0), bad(3, 0), again]
+        assert sorted(each for each in to_do(WIDE, runs, NOW) if each[0] == 0) == [(0, 0), (0, 1), (0, 3)]
+        assert counting(runs) == [again]
+
+    def test_it_is_made_again_as_a_whole_and_that_is_told(
+        self, book: Journal, fake: Callable[[Make], Fake], now: list[float]
+    ) -> None:
+        order = factors.order(book.design)
+        for block, cell in order[:3]:
+            book.append(good(cell, block))
+        book.append(bad(order[3][1], 1))
+        later = NOW + 7 * 3600.0 + 20.0
+        now[0] = later
+        assert describe_setup(book, {}, later) == [
+            "resuming: 2 of 6 runs are done",
+            "block 2 is made again as a whole: its other runs are 7 h old",
+        ]
+        made = fake(lambda cell, block: msgspec.structs.replace(good(cell, block), started=later))
+        outcome, text = run(book)
+        assert outcome == Outcome()
+        assert made.asked == order[2:]
+        assert [each.attempt for each in book.runs[4:]] == [1, 1, 0, 0]
+        assert len(counting(book.runs)) == 6
+        assert "again as a whole" not in text, "that was told before"
+        assert to_do(book.design, book.runs, later + 1e6) == []
+
+    def test_a_block_may_grow_old_while_those_before_it_are_made(
+        self, book: Journal, fake: Callable[[Make], Fake], now: list[float]
+    ) -> None:
+        for block in (0, 2):
+            book.append(good(1, block))
+
+        def make(cell: int, block: int) -> Run:
+            now[0] += 400.0
+            return msgspec.structs.replace(good(cell, block), started=now[0] - 400.0)
+
+        made = fake(make)
+        outcome, text = run(book)
+        assert outcome == Outcome()
+        assert [block for block, _ in made.asked] == [0, 1, 1, 2, 2]
+        assert "block 3 is made again as a whole: its other runs are 20 min old\nblock 3/3, run 5/6" in text
 
 
 def test_what_is_told_before_the_first_run(book: Journal) -> None:
     book.design = msgspec.structs.replace(book.design, factors=factors.factors(["OMP_WAIT_POLICY=active,passive"]))
-    lines = describe_setup(book, {"DMLC_ROLE": "worker", "BYTEPS_AB_CELL": "x", "HOME": "/"})
+    lines = describe_setup(book, {"DMLC_ROLE": "worker", "BYTEPS_AB_CELL": "x", "HOME": "/"}, NOW)
     assert lines[0].startswith("bps ab: OMP_WAIT_POLICY is varied for servers and workers alike")
     assert "not used: BYTEPS_AB_CELL=x DMLC_ROLE=worker" in lines[1]
     assert lines[2].startswith("6 runs: 2 cells x 3 blocks, in random order (seed 1)")
@@ -198,6 +303,17 @@ def test_a_line_that_is_too_long_keeps_its_end(monkeypatch: pytest.MonkeyPatch) 
     assert len(line) == 59
     assert line.startswith("block 1/1, run 1/4, ")
     assert line.endswith("step 10 of 310, about 2 min left"[-29:])
+
+
+def test_what_a_script_prints_cannot_move_the_cursor(book: Journal, fake: Callable[[Make], Fake]) -> None:
+    cells = (book.design.cells[0], msgspec.structs.replace(book.design.cells[1], label="a\x1b]0;title\x07"))
+    book.design = msgspec.structs.replace(book.design, cells=cells)
+    fake(lambda cell, block: msgspec.structs.replace(bad(cell, block), problem="no \x1b[2J", log="\x1b[31mred\r\x9b1m"))
+    stream = Terminal()
+    _, text = run(book, stream)
+    assert re.search(r"[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f]", text) is None
+    assert "FAILED: no ?[2J" in text
+    assert "    | ?[31mred\n    | ?1m" in text
 
 
 def test_the_time_left_follows_the_medians_of_the_cells() -> None:

@@ -193,6 +193,29 @@ class TestCells:
         assert launch_options(grid, grid.cells[-1]) == ("--num-workers=2", "--num-servers=2")
         assert variables(grid, grid.cells[-1]) == {"LR": "0.2", "FLAG": "1"}
 
+    def test_what_all_runs_inherit(self) -> None:
+        environ = {
+            "OMP_NUM_THREADS": "2",
+            "BYTEPS_PARTITION_BYTES": "4096",
+            "GOMP_SPINCOUNT": "0",
+            "KMP_BLOCKTIME": "1",
+            "MKL_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        others = {
+            "HOME": "/",
+            "DMLC_ROLE": "worker",
+            "BYTEPS_AB_CELL": "x",
+            "BYTEPS_RUN_DIR": "/x",
+            "BYTEPS_LOCAL_SIZE": "1",
+            "OMP_DISPLAY_ENV": "VERBOSE",
+            "OMP_PROC_BIND": "varied",
+            "BYTEPS_SERVER_OMP_WAIT_POLICY": "overruled",
+        }
+        varied = factors.factors(["OMP_PROC_BIND=true,false", "omp-wait-policy=active,passive"])
+        assert factors.inherited(varied, {**others, **environ}) == environ
+        assert list(factors.inherited(varied, environ)) == sorted(environ)
+
     def test_varied_workers_replace_those_of_the_design(self) -> None:
         grid = design("num-workers=1,4", num_workers=3)
         assert [launch_options(grid, cell) for cell in grid.cells] == [("--num-workers=1",), ("--num-workers=4",)]

@@ -111,6 +111,80 @@ def test_a_seed_that_nobody_chose_is_the_one_that_is_there(tmp_path: Path) -> No
     assert load(tmp_path)[0].seed == 7
 
 
+class TestEnvironment:
+    def test_another_one_is_refused_by_each_name_and_how_to_go_on(self, tmp_path: Path) -> None:
+        before = design(environment={"OMP_A": "1", "OMP_B": "x y", "OMP_C": "same"}, machine="m")
+        now = design(environment={"OMP_A": "2", "OMP_C": "same", "OMP_D": ""}, machine="m")
+        begin(tmp_path, before, Run(cell=0, block=0))
+        with pytest.raises(SettingsError) as caught:
+            begin(tmp_path, now)
+        assert caught.value.problems == (
+            f"--out {tmp_path}: OMP_A was '1' in its runs, and is '2' now",
+            f"--out {tmp_path}: OMP_B was 'x y' in its runs, and is not set now",
+            f"--out {tmp_path}: OMP_D was not set in its runs, and is '' now",
+            "runs of two environments cannot be compared: `unset OMP_D; export OMP_A=1; export OMP_B='x y'` goes on, "
+            "another --out begins anew",
+        )
+        assert load(tmp_path)[0] == before
+
+    def test_without_runs_it_may_change(self, tmp_path: Path) -> None:
+        begin(tmp_path, design(environment={"OMP_A": "1"}, machine="old"))
+        new = design(environment={"OMP_A": "2"}, machine="new")
+        assert begin(tmp_path, new) == (new, [], [])
+        assert load(tmp_path)[0] == new
+
+    def test_another_machine_is_told_and_the_first_one_kept(self, tmp_path: Path) -> None:
+        begin(tmp_path, design(machine="old"), Run(cell=0, block=0))
+        asked, _, said = begin(tmp_path, design(machine="new"))
+        assert asked.machine == load(tmp_path)[0].machine == "old"
+        assert said == ["this experiment was begun on another machine or version (old), which its reports name"]
+
+    def test_a_design_that_was_written_before_there_was_one_is_read(self, tmp_path: Path) -> None:
+        begin(tmp_path, design(), Run(cell=0, block=0))
+        path = tmp_path / journal.DESIGN
+        old = msgspec.json.decode(path.read_bytes())
+        del old["environment"], old["machine"]
+        path.write_bytes(msgspec.json.encode(old))
+        assert load(tmp_path)[0] == design()
+        new = design(environment={"OMP_A": "1"}, machine="m")
+        assert begin(tmp_path, new) == (new, [Run(cell=0, block=0)], [])
+
+
+class TestCheck:
+    def refuse(self, asked: Design, runs: list[Run]) -> None:
+        raise SettingsError(f"{asked.seed}, {len(runs)} runs")
+
+    def test_it_is_asked_before_anything_is_written(self, tmp_path: Path) -> None:
+        with (
+            pytest.raises(SettingsError, match="7, 0 runs"),
+            open_journal(design(), tmp_path / "a" / "b", print, check=self.refuse),
+        ):
+            pass
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_folder_that_was_there_stays(self, tmp_path: Path) -> None:
+        (tmp_path / "empty").mkdir()
+        for folder in (tmp_path / "empty", tmp_path / "empty" / "new"):
+            with pytest.raises(SettingsError), open_journal(design(), folder, print, check=self.refuse):
+                pass
+        assert [each.name for each in tmp_path.rglob("*")] == ["empty", "lock"]
+        assert begin(tmp_path / "empty", design())[1] == []
+
+    def test_it_knows_what_is_there(self, tmp_path: Path) -> None:
+        begin(tmp_path, design(), Run(cell=0, block=0))
+        with (
+            pytest.raises(SettingsError, match="7, 1 runs"),
+            open_journal(design(seed=3), tmp_path, print, any_seed=True, check=self.refuse),
+        ):
+            pass
+        assert load(tmp_path) == (design(), [Run(cell=0, block=0)])
+
+
+def test_a_design_that_was_half_written_is_no_file_of_others(tmp_path: Path) -> None:
+    (tmp_path / ".design.json.4711").write_text("{")
+    assert begin(tmp_path, design())[1] == []
+
+
 def test_a_folder_with_files_of_others_is_refused(tmp_path: Path) -> None:
     for name in ("thesis.tex", "a", "b", "c"):
         (tmp_path / name).write_text("mine")

@@ -66,6 +66,44 @@ def test_a_dry_run_shows_what_would_be_started(tmp_path: Path) -> None:
     assert "OMP_DISPLAY_ENV" not in line
 
 
+def test_a_dry_run_escapes_what_does_not_print(tmp_path: Path) -> None:
+    asked = design("A=1,2", command=["sh", "-c", "a\nb", "\x1b'\\"])
+    line = as_shell_line(asked, 0, 0, tmp_path, {})
+    assert line.endswith(" -- sh -c 'a\nb' $'\\033\\'\\\\'")
+
+
+class TestCheck:
+    def launcher(self, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+        """Let ``script`` stand for the launcher; it gets the words."""
+        monkeypatch.setattr(
+            running, "_command", lambda design, cell, place, *more: ["sh", "-c", script, "sh", *more, cell.label]
+        )
+
+    def check(self, *cells: int, said: list[str] | None = None) -> list[str]:
+        return running.check_cells(design("A=1,2,3"), cells, Path("nowhere"), {}, ([] if said is None else said).append)
+
+    def test_objections_are_told_with_their_cells(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.launcher(
+            monkeypatch,
+            'echo "usage: x" >&2; echo "bpslaunch: error: no" >&2; [ "$2" = "+ A=3" ] && exit 7; exit 0',
+        )
+        said: list[str] = []
+        assert self.check(0, 1, said=said) == []
+        assert self.check(0, 2, said=said) == ["no [+ A=3]"]
+        assert self.check(2, said=said) == ["no"]
+        assert self.check(said=said) == []
+        assert said == []
+
+    def test_one_that_hangs_is_a_problem(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.launcher(monkeypatch, "exec sleep 60")
+        monkeypatch.setattr(running, "_CHECK_SECONDS", 0.2)
+        monkeypatch.setattr(running, "_SILENT_SECONDS", 0.0)
+        said: list[str] = []
+        (problem,) = self.check(0, 1, said=said)
+        assert problem.startswith("bpslaunch --dry-run has not ended after 0.2 s")
+        assert said == ["checking the settings of 2 combinations ..."]
+
+
 class TestWatch:
     def test_the_slowest_worker_counts(self, tmp_path: Path) -> None:
         folder = tmp_path / "cell" / "job"

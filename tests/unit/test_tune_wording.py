@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 
 import msgspec
 import pytest
@@ -130,6 +131,42 @@ def test_the_headline() -> None:
     cells = (whole.cells[0], msgspec.structs.replace(whole.cells[1], against_baseline=slower))
     expected = "Nothing was shown to be faster than the baseline; 1 of 1 are slower."
     assert wording.headline(msgspec.structs.replace(whole, cells=cells)) == expected
+
+
+def test_the_environment_comes_before_the_command() -> None:
+    plan = msgspec.structs.replace(experiments.founding().design, environment={"OMP_B": "x y", "OMP_A": "1"})
+    assert wording.environment(plan) == "OMP_A=1 OMP_B='x y'"
+    command = wording.command_line(plan)
+    assert command.startswith("env OMP_A=1 'OMP_B=x y' bps ab --vary ")
+    assert wording.environment(experiments.founding().design) == ""
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("a", "a"),
+        ("a b", "'a b'"),
+        ("a\n\tb", "'a\n\tb'"),
+        ("\x1b[0m", r"$'\033[0m'"),
+        ("é\x9b'\\", r"$'é\U0000009b\'\\'"),
+    ],
+)
+def test_words_for_a_shell_can_be_shown_by_a_terminal(word: str, text: str) -> None:
+    assert wording.shell_word(word) == text
+    done = subprocess.run(
+        ["bash", "-c", f"printf %s {text}"], stdout=subprocess.PIPE, check=True, env={"LC_ALL": "C.UTF-8"}, timeout=60
+    )
+    assert done.stdout.decode() == word
+
+
+def test_where_runs_were_made() -> None:
+    use = experiments.founding().runs[0].processes[0]
+    uses = [msgspec.structs.replace(use, host=host, cores=cores) for host, cores in (("b", 8), ("a", 1), ("b", 4))]
+    run = msgspec.structs.replace(experiments.founding().runs[0], processes=tuple(uses))
+    assert wording.hosts([run]) == "a: 1 core; b: 4 or 8 cores"
+    unknown = msgspec.structs.replace(run, processes=(msgspec.structs.replace(use, host="c", cores=0),))
+    assert wording.hosts([unknown]) == "c"
+    assert wording.hosts([msgspec.structs.replace(run, processes=())]) == ""
 
 
 def test_no_server_is_not_an_unknown_one() -> None:
