@@ -105,13 +105,22 @@ def test_the_page_says_what_the_table_says() -> None:
         "wait for others",
         "2 servers",
         "a process may use 2 cores",
-        "3 comparisons were made",
+        "5 comparisons: of those without a difference one in twenty shows one by chance",
         "2026-09-21 14:13 to 2026-09-21 14:32 UTC",
         "100 steps after 20 of warm-up",
         "bps ab --vary omp-wait-policy=active,passive --vary num-servers=1,2 --num-workers 2 --repeats 5",
         "-- python train.py --name 'two words'",
     ):
         assert words in text
+
+
+def test_the_environment_of_all_runs_is_told() -> None:
+    whole = experiments.founding()
+    plan = msgspec.structs.replace(whole.design, environment={"OMP_PLACES": "a & b", "OMP_A": "1"})
+    page = as_html(msgspec.structs.replace(whole, design=plan), None)
+    assert "<dt>environment</dt><dd>OMP_A=1 OMP_PLACES=&#x27;a &amp; b&#x27;</dd>" in page
+    assert "env OMP_A=1 'OMP_PLACES=a & b' bps ab " in Reader(page).text
+    assert "<dt>environment</dt>" not in as_html(whole, None)
 
 
 def test_intervals_and_stages_are_drawn() -> None:

@@ -68,12 +68,12 @@ def test_no_difference_is_told_with_what_would_have_been_seen() -> None:
     lines = as_text(experiments.with_a_metric()).splitlines()
     place = next(index for index, line in enumerate(lines) if line.startswith("+ MY_SWITCH=1"))
     assert "no difference shown" in lines[place]
-    assert lines[place + 1] == "    5.0 % or more would have been seen 9 times in 10"
+    assert lines[place + 1] == "    5.3 % or more would have been seen 9 times in 10"
 
 
 def test_what_is_inert_is_said_of_the_cell_and_of_the_factor() -> None:
     text = as_text(experiments.with_an_inert_factor())
-    reason = "    inert: every server has a team of one thread, which has nobody to wait for"
+    reason = "    inert: the team of every server is one thread, which never waits for another"
     assert text.splitlines().count(reason) == 2
     assert text.index(reason) < text.index("+ num-servers=2  "), "the other cells change something that matters"
 
@@ -118,6 +118,14 @@ def test_a_failed_cell_hides_no_other_and_shows_the_end_of_its_log() -> None:
     assert "line 16\n" not in end
     assert end.endswith("  | [server 1] MemoryError: no room\n")
     assert "6031" in text
+
+
+def test_the_environment_of_all_runs_is_told() -> None:
+    whole = experiments.founding()
+    plan = msgspec.structs.replace(whole.design, environment={"OMP_PLACES": "a\nb", "OMP_A": "1"})
+    text = as_text(msgspec.structs.replace(whole, design=plan))
+    assert f"{experiments.MACHINE}\nEnvironment of all runs: OMP_A=1 OMP_PLACES='a b'\n" in text
+    assert "Environment" not in as_text(whole)
 
 
 def test_an_unfinished_experiment_says_so() -> None:
