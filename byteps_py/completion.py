@@ -94,7 +94,7 @@ def _read(parser: argparse.ArgumentParser, words: str, text: str = "", *, runner
 
 _BASH = """\
 _%(prog)s() {
-    local place='%(prog)s' current=${COMP_WORDS[COMP_CWORD]} option='' begins='' index word
+    local place='%(prog)s' current=${COMP_WORDS[COMP_CWORD]} option='' begins='' first=1 index word
     COMPREPLY=()
     for ((index = 1; index < COMP_CWORD; index++)); do
         word=${COMP_WORDS[index]}
@@ -130,7 +130,8 @@ _BASH_COMMAND = """\
             declare -F $word >/dev/null && $word "$begins" && break
         done
     elif [[ -n $begins || ( $current != -* && ( %(runners)s ) ) ]]; then
-        mapfile -t COMPREPLY < <(compgen -c -- "$current"%(beside)s)
+        # sorted, since a command is found once in each folder of PATH that has it
+        mapfile -t COMPREPLY < <({ compgen -c -- "$current"%(beside)s; } | sort -u)
 """
 
 
@@ -148,7 +149,12 @@ def _bash(level: _Level) -> str:
             elif option.metavar == _FOLDER:
                 values.append((_patterns(each, option.names), _OFFER_FOLDERS))
         inner = [shlex.quote(below.words) for below in each.subcommands.values()]
-        steps += [(words_below, f"place={words_below}") for words_below in inner]
+        for words_below in inner:
+            enter = f"place={words_below}; first=$((index + 1))"
+            if each.runs_command:
+                # Behind an option it is the name of the user's command.
+                enter = f"if ((index == first)); then {enter}; else begins=$index; break; fi"
+            steps.append((words_below, enter))
         offered = [*each.subcommands, *(word for positional in each.positionals for word in positional.choices)]
         names = [name for option in each.options for name in option.names]
         words += [(f"{shlex.quote(each.words + ' -')}*", _offer(names))]
@@ -177,7 +183,7 @@ def _bash_command(runners: Sequence[_Level]) -> str:
     beside = shlex.quote(" ".join(word for each in runners for word in each.subcommands))
     return _BASH_COMMAND % {
         "runners": " || ".join(f"$place == {shlex.quote(each.words)}" for each in runners),
-        "beside": f'; [[ -n $begins ]] || compgen -W {beside} -- "$current"' if beside != "''" else "",
+        "beside": f'; ((COMP_CWORD > first)) || compgen -W {beside} -- "$current"' if beside != "''" else "",
     }
 
 
@@ -212,10 +218,12 @@ def _zsh_function(level: _Level) -> str:
     after = ""
     if level.runs_command and level.subcommands:
         words = f"'words:subcommand:({' '.join(level.subcommands)})'"
-        specs.append(shlex.quote(f"(-)1:command: _alternative {words} 'commands:command:_command_names -e'"))
+        both = f"_alternative {words} 'commands:command:_command_names -e'"
+        specs.append(shlex.quote(f"(-)1:command:{{ if ((CURRENT == 2)); then {both}; else _command_names -e; fi }}"))
         specs.append(shlex.quote("*::arguments:->rest"))
         cases = "".join(f"        {name}) {_function(each)} ;;\n" for name, each in level.subcommands.items())
-        after = f"    [[ $state == rest ]] && case $words[1] in\n{cases}        *) _normal ;;\n    esac\n"
+        # A subcommand is one only where it is the very first word.
+        after = f"    [[ $state == rest ]] && case $typed[2] in\n{cases}        *) _normal ;;\n    esac\n"
     elif level.runs_command:
         specs += [shlex.quote("(-)1:command: _command_names -e"), shlex.quote("*::arguments: _normal")]
     elif level.subcommands:
@@ -232,7 +240,7 @@ def _zsh_function(level: _Level) -> str:
         specs.append(shlex.quote(f"{place}:{positional.metavar}:{offered}"))
     lines = " \\\n".join(f"        {spec}" for spec in specs)
     flags = "-C -A '-*' -S" if level.runs_command else "-C"
-    head = "    local curcontext=$curcontext state line\n    local -A opt_args\n"
+    head = "    local curcontext=$curcontext state line\n    local -A opt_args\n    local -a typed=($words)\n"
     return f"{_function(level)}() {{\n{head}    _arguments {flags} : \\\n{lines}\n{after}}}\n"
 
 

@@ -328,6 +328,10 @@ COMPLETED = {
     "bps ab --out x -- compge": ["compgen"],
     "bps ab --out x python --num": [],
     "bps ab repor": ["report"],
+    "bps ab --dry-run repor": [],
+    "bps ab --out ab repor": [],
+    "bps ab -- repor": [],
+    "bps ab --dry-run report log": [],
     "bps ab report log": ["logs of today"],
     "bps ab report x --o": ["--out"],
 }
@@ -344,8 +348,18 @@ def test_completion_in_bash(scripts: Path) -> None:
         ["bash", "--norc", "-c", program], cwd=scripts, capture_output=True, text=True, timeout=30, check=True
     )
     assert done.stderr == ""
-    found = [sorted(set(each.split("\n")) - {""}) for each in done.stdout.split(":\n")[1:]]
+    found = [sorted(filter(None, each.split("\n"))) for each in done.stdout.split(":\n")[1:]]
     assert dict(zip(COMPLETED, found, strict=True)) == COMPLETED
+
+
+def test_a_command_that_is_in_two_folders_is_offered_once_in_bash(scripts: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "my-command").touch(0o755)
+    program = "source ./bps.bash; COMP_WORDS=(bps ab my-c); COMP_CWORD=2; _bps; printf '%s\\n' \"${COMPREPLY[@]}\""
+    path = f"{tmp_path}/one:{tmp_path}/two:{PATH}"
+    done = subprocess.check_output(["bash", "--norc", "-c", program], cwd=scripts, env={"PATH": path}, timeout=30)
+    assert done == b"my-command\n"
 
 
 def test_completion_of_the_command_is_left_to_its_own_in_bash(scripts: Path) -> None:
@@ -391,6 +405,9 @@ def test_a_person_completes_in_zsh(scripts: Path) -> None:
             ("bps ab --vary x=1,2 --dr\t", "--dry-run"),
             ("bps ab --vary x=1,2 cat trai\t", "cat training.py"),
             ("bps ab report lo\t", "logs\\ of\\ today/"),
+            ("bps ab repor\t", "bps ab report"),
+            # Not the subcommand, but a command of that name, whose words are files.
+            ("bps ab --dry-run report trai\t", "report training.py"),
         ):
             person.type(typed)
             person.wait_for(completed)

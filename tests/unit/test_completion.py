@@ -44,7 +44,7 @@ def test_bash_knows_options_with_a_value(parser: argparse.ArgumentParser) -> Non
 
 def test_bash_knows_subcommands(parser: argparse.ArgumentParser) -> None:
     text = completion.script("bash", parser, "tool completion")
-    assert "'tool run') place='tool run' ;;" in lines(text, "place=")
+    assert "'tool run') place='tool run'; first=$((index + 1)) ;;" in lines(text, "place=")
     assert any("compgen -W 'run clean-up'" in each for each in lines(text, "'tool '*)"))
     assert any("compgen -W 'all one'" in each for each in lines(text, "'tool run '*)"))
     assert any("compgen -W '-h --help --count'" in each for each in lines(text, "'tool clean-up -'*)"))
@@ -90,6 +90,8 @@ def outer() -> argparse.ArgumentParser:
 def test_bash_knows_subcommands_that_run_a_command(outer: argparse.ArgumentParser) -> None:
     text = completion.script("bash", outer, "tool completion", runners=("tool try",))
     assert lines(text, "begins=$") == [
+        "'tool try again') if ((index == first)); then place='tool try again'; first=$((index + 1)); "
+        "else begins=$index; break; fi ;;",
         "'tool try --') begins=$((index + 1)); break ;;",
         "'tool try '*) begins=$index; break ;;",
     ]
@@ -106,3 +108,5 @@ def test_zsh_knows_subcommands_that_run_a_command(outer: argparse.ArgumentParser
     assert "'*:DIR:_directories'" in text
     assert "words:subcommand:(again)" in text
     assert "        again) _tool_try_again ;;\n        *) _normal ;;\n" in text
+    assert "case $typed[2] in" in text
+    assert "if ((CURRENT == 2)); then _alternative" in text
