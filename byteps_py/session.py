@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import operator
 import os
 import threading
@@ -139,9 +140,9 @@ class Session:
         """Count a finished training step, and the samples that this worker trained on in it.
 
         Raises:
-            TypeError: ``samples`` is no number.
+            TypeError, ValueError: ``samples`` is no number from 0 on. Nothing is counted.
         """
-        counted = 0 if samples is None else _number(samples)
+        counted = 0 if samples is None else _count(samples)
         with self._lock:
             self.steps += 1
             self.samples += counted
@@ -181,12 +182,18 @@ class Session:
             self._worker.close(failure)
 
 
-def _number(value: Any) -> Any:
+def _count(samples: Any) -> Any:
     """A Python number for what may be NumPy's or torch's."""
     try:
-        return operator.index(value)
+        found: float = operator.index(samples)
     except TypeError:
-        return float(value)
+        try:
+            found = float(samples)
+        except (TypeError, ValueError):
+            raise TypeError(f"step(samples=...) takes the number of samples in the step, not {samples!r}") from None
+    if not 0 <= found < math.inf:
+        raise ValueError(f"step(samples=...) takes a number from 0 on, not {samples!r}")
+    return found
 
 
 _state_lock = threading.Lock()

@@ -67,11 +67,15 @@ def test_samples_may_be_numbers_of_any_kind(
     assert record(tmp_path)[-1]["samples"] == counted
 
 
-def test_samples_that_are_no_number_count_nothing() -> None:
+@pytest.mark.parametrize(
+    ("samples", "error"),
+    [("many", TypeError), ([1], TypeError), (-1, ValueError), (np.nan, ValueError), (1e999, ValueError)],
+)
+def test_samples_that_cannot_be_count_nothing(samples: Any, error: type[Exception]) -> None:
     bps.init()
-    with pytest.raises((TypeError, ValueError)):
-        bps.step(samples="many")  # type: ignore[arg-type]
-    assert bps.stats()["steps"] == 0
+    with pytest.raises(error, match="takes"):
+        bps.step(samples=samples)
+    assert (bps.stats()["steps"], bps.stats()["samples"]) == (0, 0)
 
 
 def test_a_record_that_cannot_be_ended_does_not_hold_the_goodbye(
