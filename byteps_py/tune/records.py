@@ -216,7 +216,9 @@ def from_records(jobs: Sequence[Job]) -> tuple[Design, list[Run]]:
         for each in ordered:
             blocks.append(counts[each.cell])
             counts[each.cell] += 1
-    runs = [to_run(each, names.index(each.cell), block) for each, block in zip(ordered, blocks, strict=True)]
+    runs = [
+        _whole(each, to_run(each, names.index(each.cell), block)) for each, block in zip(ordered, blocks, strict=True)
+    ]
     starts = [record.start for each in ordered for record in each.records]
     slugs = unique([slug(name) for name in names])
     cells = tuple(Cell((name,), name, text) for name, text in zip(names, slugs, strict=True))
@@ -233,6 +235,14 @@ def from_records(jobs: Sequence[Job]) -> tuple[Design, list[Run]]:
         timeout=0.0,
     )
     return design, runs
+
+
+def _whole(job: Job, run: Run) -> Run:
+    """The run, if it has all the steps that its job was to have."""
+    wanted = max((each.start.steps for each in job.of("worker")), default=0)
+    if run.problem or run.steps >= wanted:
+        return run
+    return _failed(run, f"{run.steps} of {wanted} steps (BYTEPS_AB_STEPS): it ended early, or has not ended yet")
 
 
 def _failed(run: Run, problem: str) -> Run:

@@ -157,11 +157,13 @@ class TestCells:
         assert result.cells[1].against_baseline.verdict == "unknown"
         assert any("no interval from a single block" in note for note in result.notes)
 
-    def test_runs_with_fewer_steps_are_told(self) -> None:
+    def test_short_runs_and_those_made_again_are_told(self) -> None:
         grid = design("A=1,2")
         runs = runs_of(grid, [(1, 2)] * 3)
-        runs[0] = msgspec.structs.replace(runs[0], steps=57)
-        assert any("1 run ended before 100 steps" in note for note in analyse(grid, runs).notes)
+        runs[0] = msgspec.structs.replace(runs[0], seconds=0.4, processes=(process(),))
+        notes = analyse(grid, [*runs, runs[1]]).notes
+        assert any(note.startswith("1 run measured for less than 1 s: ") for note in notes)
+        assert "1 run was made again although good: the last one counts" in notes
 
 
 class TestEffects:

@@ -336,6 +336,16 @@ class TestUnplannedExperiments:
         _, runs = from_records(read([tmp_path]))
         assert "no step was counted" in runs[0].problem
 
+    def test_blocks_that_are_told_twice_are_by_order(self, tmp_path: Path) -> None:
+        made = [("a", 0, 1.0), ("b", 0, 4.0), ("a", 0, 2.0), ("b", 0, 3.0)]
+        _, runs = from_records(self.make(tmp_path, *made))
+        assert [(run.cell, run.block) for run in runs] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+
+    def test_a_job_that_ended_early_is_a_failed_run(self, tmp_path: Path) -> None:
+        write(tmp_path, start(cell="a"), *STEADY[:5])
+        _, runs = from_records(read([tmp_path]))
+        assert runs[0].problem.startswith("10 of 20 steps (BYTEPS_AB_STEPS)")
+
     def test_no_job_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match="no records were found"):
             from_records(read([tmp_path]))
