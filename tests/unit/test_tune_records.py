@@ -344,7 +344,7 @@ class TestUnplannedExperiments:
     def test_a_job_that_ended_early_is_a_failed_run(self, tmp_path: Path) -> None:
         write(tmp_path, start(cell="a"), *STEADY[:5])
         _, runs = from_records(read([tmp_path]))
-        assert runs[0].problem.startswith("10 of 20 steps (BYTEPS_AB_STEPS)")
+        assert runs[0].problem.startswith("5 of 20 steps (BYTEPS_AB_STEPS)")
 
     def test_no_job_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match="no records were found"):
