@@ -4,6 +4,9 @@ A run is written when it has ended, and is on the disk before the next one begin
 whichever way, loses the run in progress and nothing else.  A line that was cut short is passed over.  A run that has
 failed and is made again gets a line of its own.
 
+The environment that the runs inherit belongs to the experiment, as far as it may make them faster or slower: runs of
+two environments would be compared as if they were of one.
+
 One process works in a folder: it holds a lock (``flock``) on ``lock``, in which its process id stands.  The launcher of
 the run in progress holds the same lock, so that an experiment goes on only after what an earlier one has left running
 has ended.

@@ -47,7 +47,7 @@ _ENDING_SECONDS = 15.0
 _SWEEP_SECONDS = 15.0
 """After a launcher was killed, its guard has ended everything."""
 _CHECK_SECONDS = 60.0
-_SILENT_SECONDS = 2.0
+_SILENT_SECONDS = 5.0
 """A check that takes longer is told."""
 
 _LAUNCHER = (
