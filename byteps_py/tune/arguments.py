@@ -55,11 +55,11 @@ examples:
       the last number that each run prints after "throughput:"; each runs to its own end
 
 DIR gets the report (report.html, .png, .csv, .json), and everything that was measured. An experiment
-that was interrupted goes on with the same command, in the same environment; runs that failed are made
-again, and with them those they would be compared with, if these are old. More --repeats than
-before add runs to it. The exit status is 0 if each combination has a good run, else 1, as
-if something could not be written; 2 for a usage error or a bad setting, when nothing has been
-started; 128+N after signal N.
+that was interrupted goes on with the same command, in the same environment; runs that failed are
+made again, and those of the same block with them if they are old. More --repeats than before add
+runs to it. The exit status is 0 if each combination has a good run, else 1, and 1 also if something
+could not be written; 2 for a usage error or a bad setting, when nothing has been started; 128+N
+after signal N.
 """
 
 _REPORT = """\
