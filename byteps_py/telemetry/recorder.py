@@ -13,9 +13,10 @@ does not change::
 ``policy`` what ``OMP_WAIT_POLICY`` said when it began (empty: nothing), ``engines`` the number of a server's threads
 with such a team.  Every other line is a sample; all its numbers are sums since the process started, times in seconds::
 
-    {"kind":"sample","wall":1764400000.1,"monotonic":1000.1,"cpu":1.25,"steps":20,"samples":640,
+    {"kind":"sample","wall":1764400000.1,"monotonic":1000.1,"cpu":1.25,"steps":20,"samples":640,"stepped":1000.1,
      "stages":{"push":[40,0.125]}}
 
+``stepped`` is when the last step was done, by the monotonic clock, 0 before the first.
 A worker takes its samples in ``bps.step()``: exactly at the steps after which the measured ones begin and end, and else
 when a tenth of a second has passed.  A server and a scheduler have a thread for that.  Each takes a last one when its
 role ends.
@@ -105,6 +106,7 @@ class Recorder:
         self._log = logging.getLogger(f"byteps_py.{member.role}")
         self._pid = os.getpid()
         self._steps = self._samples = 0
+        self._stepped = 0.0
         warmup, measured = settings.warmup_steps, settings.measured_steps
         self._marks = frozenset((warmup, warmup + measured) if measured else (warmup,))
         # Reentrant: a signal handler of the program may leave the job while its own thread writes.
@@ -128,7 +130,10 @@ class Recorder:
         Called with 0 when the session begins, since the measured steps may begin there.
         """
         self._steps, self._samples = steps, samples
-        if steps in self._marks or time.monotonic() >= self._due:
+        now = time.monotonic()
+        if steps:
+            self._stepped = now
+        if steps in self._marks or now >= self._due:
             self.sample()
 
     def watch(self) -> None:
@@ -158,6 +163,7 @@ class Recorder:
                     "cpu": time.process_time(),
                     "steps": self._steps,
                     "samples": self._samples,
+                    "stepped": self._stepped,
                     "stages": self._stages(),
                 }
             )

@@ -231,6 +231,9 @@ def _notes(board: _Board, cells: Sequence[CellResult], effects: Sequence[Effect]
     if bad:
         yield f"{_runs(bad)} of a value that is not above 0, of which there is no ratio: left out of the comparisons"
     by_cell = [list(good.values()) for good in board.good]
+    if not design.command and len(cells) > 1 and design.cells[BASELINE].label.lower() != "baseline":
+        yield f"no cell is named baseline: compared with {design.cells[BASELINE].label}, of which the first run is"
+    yield from circumstances.also_different(design, by_cell)
     yield from circumstances.not_as_asked(design, by_cell)
     yield from circumstances.partly_inert(design, by_cell)
     intervals = [cell.against_baseline for cell in cells]
@@ -241,9 +244,9 @@ def _notes(board: _Board, cells: Sequence[CellResult], effects: Sequence[Effect]
         yield "no interval from a single block: whether a difference is one cannot be said; use --repeats 5 or more"
     known = sum(each.low is not None for each in compared)
     if known == 1:
-        yield "1 comparison: if there is no difference, one experiment in twenty shows one by chance"
+        yield "1 comparison: where there is no difference, one experiment in twenty shows one by chance"
     elif known:
-        yield f"{known} comparisons: of those without a difference one in twenty shows one by chance"
+        yield f"{known} comparisons: where there is no difference, one in twenty shows one by chance"
 
 
 def _measured(board: _Board) -> Iterator[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from byteps_py.tune.model import Design, Factor, ProcessUse, Run
 
-__all__ = ["cannot_matter", "inert", "not_as_asked", "partly_inert"]
+__all__ = ["also_different", "cannot_matter", "inert", "not_as_asked", "partly_inert"]
 
 _SERVERS = ("server",)
 _WORKERS = ("worker",)
@@ -98,6 +98,24 @@ def partly_inert(design: Design, by_cell: Sequence[Sequence[Run]]) -> Iterator[s
         silent = [cell.label for cell, reason in zip(design.cells, reasons, strict=True) if reason]
         if silent and any(runs and not reason for runs, reason in zip(by_cell, reasons, strict=True)):
             yield f"{factor.name} cannot matter in {'; '.join(silent)}: {next(filter(None, reasons))}"
+
+
+def also_different(design: Design, by_cell: Sequence[Sequence[Run]]) -> Iterator[str]:
+    """A sentence for each property of servers and workers in which cells differ though no factor sets it.
+
+    Cells that nobody planned, such as jobs started by hand, may differ in more than their names say.
+    """
+    set_by = [subject for each in design.factors if (subject := _SUBJECTS.get(each.name)) is not None]
+    for role in _BOTH:
+        for shown in ("team", "engines") if role == "server" else ("team",):
+            if any(subject.shown == shown and role in subject.roles for subject in set_by):
+                continue
+            subject = _Subject((role,), shown)
+            values = [_values(subject, runs) - {"0"} for runs in by_cell if _recorded(runs)]
+            differing = {frozenset(each) for each in values if each}
+            if len(differing) > 1:
+                had = " and ".join(sorted(set().union(*differing)))
+                yield f"the cells also differ in what no factor sets: {_FOUND[shown](role, had)}"
 
 
 def not_as_asked(design: Design, by_cell: Sequence[Sequence[Run]]) -> Iterator[str]:

@@ -44,6 +44,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         wall, monotonic: the moment, in seconds of both clocks.
         cpu: user and system time.
         steps, samples: as the training script counted them; 0 for servers and the scheduler.
+        stepped: when it had counted the last step, by the monotonic clock; 0 if it has not said.
         stages: count and seconds by name.
     """
 
@@ -52,6 +53,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     cpu: float
     steps: int = 0
     samples: float = 0
+    stepped: float = 0.0
     stages: dict[str, tuple[int, float]] = {}
 
 
@@ -298,7 +300,7 @@ def _window(first: Record) -> tuple[Sample, Sample] | str:
     """Worker 0's samples at both ends of the window; a text says why there is none."""
     warmup, steps = first.start.warmup, first.start.steps
     samples = first.samples
-    last = max((each.steps for each in samples), default=0)
+    last = samples[-1].steps if samples else 0
     begin = next((each for each in samples if each.steps >= warmup), None)
     if begin is None or last <= begin.steps:
         if last == 0:
@@ -307,9 +309,10 @@ def _window(first: Record) -> tuple[Sample, Sample] | str:
     end = next((each for each in samples if steps and each.steps >= warmup + steps), None)
     if end is None:
         # The last sample may be that of the end of the process, long after its last step.
-        inner = [each for each in samples[:-1] if each.steps > begin.steps]
-        reached = max((each.steps for each in inner), default=last)
-        end = next(each for each in samples if each.steps >= reached)
+        end = samples[-1]
+        if end.stepped:
+            late = end.monotonic - end.stepped
+            end = msgspec.structs.replace(end, monotonic=end.stepped, wall=end.wall - late)
     if end.monotonic <= begin.monotonic:
         return "worker 0 counted its steps in no time: nothing was measured"
     return begin, end

@@ -106,6 +106,7 @@ def test_the_first_line_and_a_sample(
             "cpu": 500.5,
             "steps": 5,
             "samples": 80,
+            "stepped": 1001.0,
             "stages": {"push": [7, 0.5]},
         }
     )

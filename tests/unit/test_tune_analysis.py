@@ -199,7 +199,7 @@ class TestEffects:
     def test_the_number_of_comparisons_is_told(self) -> None:
         grid = design("A=1,2", "B=1,2")
         result = analyse(grid, runs_of(grid, [(1, 2, 3, 4), (1, 2, 3, 5), (1, 3, 3, 4)]))
-        assert "5 comparisons: of those without a difference one in twenty shows one by chance" in result.notes
+        assert "5 comparisons: where there is no difference, one in twenty shows one by chance" in result.notes
         grid = design("A=1,2")
         result = analyse(grid, runs_of(grid, [(1, 2), (1, 3), (1, 2)]))
         assert any(note.startswith("1 comparison: ") for note in result.notes)
@@ -298,6 +298,14 @@ class TestInert:
             in found.notes
         )
         assert not any(note.startswith("omp-wait-policy=active") for note in found.notes)
+
+    def test_what_differs_beside_the_factors_is_told(self) -> None:
+        found = with_processes(
+            design("A=1,2"), [process(team=2), process("worker")], [process(team=1), process("worker")]
+        )
+        assert "the cells also differ in what no factor sets: the team of a server was 1 and 2" in found.notes
+        asked = with_processes(design("omp-num-threads=1,2"), [process(team=1)], [process(team=2)])
+        assert not any("also differ" in note for note in asked.notes)
 
     def test_a_smaller_team_than_asked_for_is_told(self) -> None:
         found = with_processes(design("omp-num-threads=1,4"), [process(team=1)], [process(team=2)])

@@ -105,7 +105,7 @@ def test_the_page_says_what_the_table_says() -> None:
         "wait for others",
         "2 servers",
         "a process may use 2 cores",
-        "5 comparisons: of those without a difference one in twenty shows one by chance",
+        "5 comparisons: where there is no difference, one in twenty shows one by chance",
         "2026-09-21 14:13 to 2026-09-21 14:32 UTC",
         "100 steps after 20 of warm-up",
         "bps ab --vary omp-wait-policy=active,passive --vary num-servers=1,2 --num-workers 2 --repeats 5",

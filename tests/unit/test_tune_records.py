@@ -183,16 +183,13 @@ class TestWindow:
 
     def test_without_a_number_of_steps_it_ends_before_the_end(self, tmp_path: Path) -> None:
         # The last sample is taken when the process ends: three seconds of saving are no training.
-        write(tmp_path, start(steps=0), sample(0.0), sample(1.0, 10), sample(4.0, 40), sample(7.0, 41))
-        assert (run_of(tmp_path).seconds, run_of(tmp_path).steps) == (3.0, 30)
-
-    def test_a_last_step_that_has_a_sample_of_its_own_counts(self, tmp_path: Path) -> None:
-        write(tmp_path, start(steps=0), sample(0.0), sample(1.0, 10), sample(4.0, 41), sample(7.0, 41))
+        end = sample(7.0, 41) | {"stepped": 4.0}
+        write(tmp_path, start(steps=0), sample(0.0), sample(1.0, 10), sample(3.95, 40), end)
         assert (run_of(tmp_path).seconds, run_of(tmp_path).steps) == (3.0, 31)
 
     def test_a_run_that_ended_early_counts_for_what_it_has(self, tmp_path: Path) -> None:
         write(tmp_path, start(), sample(0.0), sample(1.0, 10), sample(3.0, 20), sample(4.0, 22))
-        assert (run_of(tmp_path).problem, run_of(tmp_path).steps, run_of(tmp_path).value) == ("", 10, 5.0)
+        assert (run_of(tmp_path).problem, run_of(tmp_path).steps, run_of(tmp_path).value) == ("", 12, 4.0)
 
     def test_two_samples_are_enough(self, tmp_path: Path) -> None:
         write(tmp_path, start(), sample(1.0, 10), sample(3.0, 20))
@@ -344,7 +341,7 @@ class TestUnplannedExperiments:
     def test_a_job_that_ended_early_is_a_failed_run(self, tmp_path: Path) -> None:
         write(tmp_path, start(cell="a"), *STEADY[:5])
         _, runs = from_records(read([tmp_path]))
-        assert runs[0].problem.startswith("5 of 20 steps (BYTEPS_AB_STEPS)")
+        assert runs[0].problem.startswith("10 of 20 steps (BYTEPS_AB_STEPS)")
 
     def test_no_job_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match="no records were found"):
