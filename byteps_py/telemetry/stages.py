@@ -7,16 +7,19 @@ stage                from, to                                                   
 ``copy in``          the copy into the staging buffer                                    operations with a payload
 ``push``             sent, accepted by the server                                        see below
 ``pull``             accepted, or else sent; the result is here                          partitions
+``answer``           the part of ``pull`` without an acceptance before it                see below
 ``copy out``         the copy out of the received frame                                  results with a payload
 ``accept``           a contribution arrives, word of that is handed to the socket        see below
 ``wait for others``  a contribution arrives, the last one of its round does              contributions
 ``server queue``     a sum is asked for, it begins                                       sums
 ``sum``              it begins, it is done                                               sums
 ``held``             a contribution arrives, the reply to it is handed to the socket     replies
+``direct``           the part of ``held`` without an acceptance before it                see below
 ===================  ==================================================================  ==========================
 
-The first five are a worker's, the others a server's.  A result says all that the acceptance before it would, and then
-none is sent: such a partition is counted neither in ``accept`` nor in ``push``, and its whole way is ``pull``.
+Those up to ``copy out`` are a worker's, the others a server's.  A result says all that the acceptance before it would,
+and then none is sent: such a partition is counted neither in ``accept`` nor in ``push``, and its whole way is ``pull``;
+``direct`` and ``answer`` tell of these alone.
 Partitions are on their way at the same time, so seconds may add up to more than have passed.
 
 Threads: each :class:`StageTime` is added to by one thread, so no addition is lost, and any thread may read it.  What a
@@ -32,8 +35,8 @@ from typing import Final, TypeAlias
 
 __all__ = ["WORKER_STAGES", "Held", "StageTime", "Stages", "SumTimes", "WorkerTimes", "server_stages", "worker_stages"]
 
-WORKER_STAGES: Final = ("queue", "copy in", "push", "pull", "copy out")
-SERVER_STAGES: Final = ("accept", "wait for others", "server queue", "sum", "held")
+WORKER_STAGES: Final = ("queue", "copy in", "push", "pull", "answer", "copy out")
+SERVER_STAGES: Final = ("accept", "wait for others", "server queue", "sum", "held", "direct")
 
 Stages: TypeAlias = dict[str, tuple[int, float]]
 """Count and seconds by the name of the stage."""
@@ -68,13 +71,14 @@ class _Way:
 class WorkerTimes:
     """The stages of a worker. All methods belong to its thread; times are seconds of :func:`time.monotonic`."""
 
-    __slots__ = ("_ways", "copy_in", "copy_out", "pull", "push", "queue")
+    __slots__ = ("_ways", "answer", "copy_in", "copy_out", "pull", "push", "queue")
 
     def __init__(self) -> None:
         self.queue = StageTime()
         self.copy_in = StageTime()
         self.push = StageTime()
         self.pull = StageTime()
+        self.answer = StageTime()
         self.copy_out = StageTime()
         self._ways: dict[int, _Way] = {}
 
@@ -98,6 +102,8 @@ class WorkerTimes:
         way = self._ways.pop(key, None)
         if way is not None:
             self.pull.add(now - way.since)
+            if not way.accepted:
+                self.answer.add(now - way.since)
 
     def dropped(self, key: int) -> None:
         """Its operation has failed."""
@@ -142,12 +148,13 @@ class Held:
         size: number of workers.
     """
 
-    __slots__ = ("_rounds", "_size", "accept", "held", "wait")
+    __slots__ = ("_rounds", "_size", "accept", "direct", "held", "wait")
 
     def __init__(self, size: int) -> None:
         self.accept = StageTime()
         self.wait = StageTime()
         self.held = StageTime()
+        self.direct = StageTime()
         self._size = size
         self._rounds: dict[int, _Round] = {}
 
@@ -181,7 +188,10 @@ class Held:
         """The result is about to be handed to the socket; only the first reply to a contribution counts."""
         current = self._rounds.get(key)
         if current is not None and current.round == round and current.arrived[rank]:
-            self.held.add(time.monotonic() - current.arrived[rank])
+            seconds = time.monotonic() - current.arrived[rank]
+            self.held.add(seconds)
+            if not current.accepted >> rank & 1:
+                self.direct.add(seconds)
             current.arrived[rank] = 0.0
 
 
@@ -189,7 +199,7 @@ def worker_stages(times: WorkerTimes | None) -> Stages:
     """What a worker has counted; zeros without times."""
     if times is None:
         return dict.fromkeys(WORKER_STAGES, (0, 0.0))
-    found = (times.queue, times.copy_in, times.push, times.pull, times.copy_out)
+    found = (times.queue, times.copy_in, times.push, times.pull, times.answer, times.copy_out)
     return {name: (each.count, each.seconds) for name, each in zip(WORKER_STAGES, found, strict=True)}
 
 
@@ -202,6 +212,7 @@ def server_stages(held: Held | None, sums: Iterable[SumTimes]) -> Stages:
         _total(each.queue for each in sums),
         _total(each.sum for each in sums),
         _total([] if held is None else [held.held]),
+        _total([] if held is None else [held.direct]),
     )
     return dict(zip(SERVER_STAGES, found, strict=True))
 

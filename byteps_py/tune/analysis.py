@@ -33,6 +33,7 @@ STAGES = ("queue", "copy in", "push", "wait for others", "server queue", "sum", 
 _ROLES = ("worker", "server", "scheduler")
 _NOTHING = StageSum(0, 0.0)
 _SHORT_SECONDS = 1.0
+_ONE_WAY = 0.2
 _MISMATCH = 0.15
 """Servers' figures that cover other contributions than the workers' do, by this share, say nothing about them."""
 _T = TypeVar("_T")
@@ -163,14 +164,11 @@ def stage_seconds(run: Run) -> dict[str, float]:
     ours, theirs = _total(workers), _total(servers)
     if not passes or not any(each.count for each in ours.values()):
         return {}
-    push, pull = ours.get("push", _NOTHING), ours.get("pull", _NOTHING)
+    pull = ours.get("pull", _NOTHING)
     held = theirs.get("held", _NOTHING)
     if held.count and abs(held.count - pull.count) > _MISMATCH * max(held.count, pull.count):
         return {}
-    network = max(0.0, push.seconds + pull.seconds - held.seconds)
-    # Until word of the acceptance was sent, a contribution was at the server, and no longer on its way.
-    on_the_way = max(0.0, push.seconds - theirs.get("accept", _NOTHING).seconds)
-    pushing = min(network, on_the_way / push.count * pull.count) if push.count else 0.0
+    pushing, pulling = _on_the_way(ours, theirs)
     wait = theirs.get("wait for others", _NOTHING).seconds
     summing = theirs.get("sum", _NOTHING).seconds * len(workers)
     queued = theirs.get("server queue", _NOTHING).seconds * len(workers)
@@ -182,10 +180,29 @@ def stage_seconds(run: Run) -> dict[str, float]:
         "wait for others": wait,
         "server queue": queued,
         "sum": summing,
-        "pull": network - pushing,
+        "pull": pulling,
         "copy out": ours.get("copy out", _NOTHING).seconds,
     }
     return {name: seconds[name] / passes for name in STAGES}
+
+
+def _on_the_way(ours: Mapping[str, StageSum], theirs: Mapping[str, StageSum]) -> tuple[float, float]:
+    """Seconds of partitions between workers and servers, there and back, from the sums of all of each.
+
+    Of partitions whose acceptance was told, both are known: the way there, word of it included, is the workers' time
+    until they had it without the servers' time until they sent it; the way back is the rest without what the servers
+    had it for.  Of those that were answered at once only the sum is known; it is divided in the same proportion.
+    """
+
+    def seconds(stages: Mapping[str, StageSum], name: str) -> float:
+        return stages.get(name, _NOTHING).seconds
+
+    there = max(0.0, seconds(ours, "push") - seconds(theirs, "accept"))
+    kept = seconds(theirs, "held") - seconds(theirs, "direct") - seconds(theirs, "accept")
+    back = max(0.0, seconds(ours, "pull") - seconds(ours, "answer") - kept)
+    both = max(0.0, seconds(ours, "answer") - seconds(theirs, "direct"))
+    share = there / (there + back) if there + back else 0.5
+    return there + both * share, back + both * (1 - share)
 
 
 def _total(processes: Iterable[ProcessUse]) -> Mapping[str, StageSum]:
@@ -224,6 +241,11 @@ def _notes(board: _Board, cells: Sequence[CellResult], effects: Sequence[Effect]
     design = board.design
     yield from _missing(board, cells)
     yield from _measured(board)
+    if any(_is_one_way(cell.stages) for cell in cells):
+        yield (
+            "push contains word of the acceptance, which comes back about as fast as a small result does: where pull is "
+            "next to nothing beside it, take both as one time on the way, there and back"
+        )
     units = sorted({run.unit for good in board.good for run in good.values()})
     if len(units) > 1:
         yield f"runs have different units ({', '.join(units)}): those of different units are not compared"
@@ -276,6 +298,12 @@ def _missing(board: _Board, cells: Sequence[CellResult]) -> Iterator[str]:
         yield f"{_runs(again)} failed and {'was' if again == 1 else 'were'} made again"
     if (dead := sum(not good for good in board.good)) and _is_grid(board.design):
         yield f"effects of factors leave out the comparisons with {dead} of {len(cells)} cells, which have no good run"
+
+
+def _is_one_way(stages: Sequence[StageShare]) -> bool:
+    """Whether the way back is so short beside the way there that a reader would draw the wrong conclusion."""
+    seconds = {each.name: each.seconds_per_step for each in stages}
+    return bool(seconds) and seconds["pull"] < _ONE_WAY * seconds["push"]
 
 
 def _is_grid(design: Design) -> bool:

@@ -113,7 +113,7 @@ def check_workers(workers: list[list[dict[str, Any]]]) -> None:
         stages = lines[-1]["stages"]
         assert list(stages) == list(WORKER_STAGES)
         counts = {name: count for name, (count, _) in stages.items()}
-        assert counts.pop("push") <= steps * PARTITIONS
+        assert counts.pop("push") + counts.pop("answer") == steps * PARTITIONS
         assert counts == {
             "queue": steps * PARTITIONS,
             "copy in": steps * OPERATIONS,
@@ -126,7 +126,12 @@ def check_servers(workers: list[list[dict[str, Any]]], servers: list[list[dict[s
     """A contribution is held while it waits for others, then for the sum, and is on its way for longer than that."""
     rounds = (WARMUP + STEPS + MORE) * PARTITIONS
     assert [list(each[-1]["stages"]) for each in servers] == [list(SERVER_STAGES)] * 2
-    (waits, wait), (queued, queue), (sums, sum_), (replies, held) = (total(servers, name) for name in SERVER_STAGES)
+    told, (waits, wait), (queued, queue), (sums, sum_), (replies, held), direct = (
+        total(servers, name) for name in SERVER_STAGES
+    )
+    assert told[0] + direct[0] == replies
+    assert told[1] + direct[1] <= held + 1e-6
+    assert (told[0], direct[0]) == (total(workers, "push")[0], total(workers, "answer")[0])
     assert (waits, queued, sums, replies) == (2 * rounds, rounds, rounds, 2 * rounds)
     way = total(workers, "push")[1] + total(workers, "pull")[1]
     rounding = 1e-6

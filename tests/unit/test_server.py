@@ -129,6 +129,7 @@ def test_the_stages_of_a_round_are_counted(stage: Stage) -> None:
         "server queue": 0,
         "sum": 0,
         "held": 0,
+        "direct": 0,
     }
     stage.push(1, 10, 20)
     stage.step()
@@ -139,6 +140,7 @@ def test_the_stages_of_a_round_are_counted(stage: Stage) -> None:
         "server queue": 1,
         "sum": 1,
         "held": 2,
+        "direct": 1,
     }
     assert all(seconds >= 0 for _, seconds in found.values())
     assert found["held"][1] >= found["wait for others"][1] + 2 * found["sum"][1]

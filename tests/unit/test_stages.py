@@ -40,6 +40,7 @@ class TestWorker:
         found = worker_stages(times)
         assert tuple(found) == WORKER_STAGES
         assert (found["queue"], found["push"], found["pull"]) == ((1, 1.0), (1, 2.0), (1, 4.0))
+        assert found["answer"] == (0, 0.0)
 
     def test_a_result_without_an_acceptance_is_all_pull(self) -> None:
         times = WorkerTimes()
@@ -47,7 +48,7 @@ class TestWorker:
         times.received(5, 17.0)
         times.accepted(5, 1, 18.0)
         found = worker_stages(times)
-        assert (found["push"], found["pull"]) == ((0, 0.0), (1, 6.0))
+        assert (found["push"], found["pull"], found["answer"]) == ((0, 0.0), (1, 6.0), (1, 6.0))
 
     def test_repetitions_and_other_rounds_change_nothing(self) -> None:
         times = WorkerTimes()
@@ -96,6 +97,19 @@ class TestServer:
         assert tuple(found) == SERVER_STAGES
         assert found["wait for others"] == pytest.approx((3, 4.0 + 3.0))
         assert found["held"] == pytest.approx((3, 10.0 + 9.0 + 6.0))
+
+    def test_what_was_told_before_the_reply_is_not_direct(self, clock: Callable[[float], None]) -> None:
+        held = Held(2)
+        held.arrived(5, 1, 0, 10.0)
+        held.accepted(5, 1, 0, 10.5)
+        held.accepted(5, 1, 0, 11.0)
+        held.arrived(5, 1, 1, 12.0)
+        clock(13.0)
+        held.replied(5, 1, 0)
+        held.replied(5, 1, 1)
+        held.accepted(5, 1, 1, 14.0)
+        found = server_stages(held, [])
+        assert (found["accept"], found["held"], found["direct"]) == ((1, 0.5), (2, 4.0), (1, 1.0))
 
     def test_repetitions_and_other_rounds_change_nothing(self, clock: Callable[[float], None]) -> None:
         held = Held(2)

@@ -205,6 +205,7 @@ def test_the_stages_of_an_operation_are_counted(stage: Stage) -> None:
         "copy in": 1,
         "push": 1,
         "pull": 4,
+        "answer": 3,
         "copy out": 2,
     }
     assert all(seconds > 0 for _, seconds in found.values())
