@@ -78,6 +78,7 @@ class Session:
         self._farewell = farewell
         self._recorder = recorder
         self._lock = threading.Lock()
+        self._marks_itself = False
 
     @property
     def speed(self) -> SpeedRecord:
@@ -136,14 +137,24 @@ class Session:
         """Wait until every worker has called this as often as this one."""
         self._worker.barrier()
 
-    def mark_step(self, samples: int | None = None) -> None:
+    def mark_step(self, samples: int | None = None, *, automatic: bool = False) -> None:
         """Count a finished training step, and the samples that this worker trained on in it.
+
+        Args:
+            samples: how many.
+            automatic: an optimizer says so, not the script.  A script that marks its steps itself knows better: then
+                those that optimizers have marked, before and from then on, do not count.
 
         Raises:
             TypeError, ValueError: ``samples`` is no number from 0 on. Nothing is counted.
         """
         counted = 0 if samples is None else _count(samples)
         with self._lock:
+            if automatic and self._marks_itself:
+                return
+            if not automatic and not self._marks_itself:
+                self._marks_itself = True
+                self.steps = 0
             self.steps += 1
             self.samples += counted
             if self._recorder is not None:
@@ -291,7 +302,13 @@ def barrier() -> None:
 
 
 def step(samples: int | None = None) -> None:
-    """Mark the end of a training step; ``samples`` is how many this worker trained on in it."""
+    """Mark the end of a training step; ``samples`` is how many this worker trained on in it.
+
+    Optimizers of the plugins do that by themselves, as long as the script does not.
+
+    Raises:
+        TypeError, ValueError: ``samples`` is no number from 0 on. Nothing is counted.
+    """
     current().mark_step(samples)
 
 

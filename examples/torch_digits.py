@@ -125,6 +125,7 @@ def main() -> None:
             loss = functional.cross_entropy(model(images[chosen]), labels[chosen])
             loss.backward()
             optimizer.step()
+            bps.step(samples=len(chosen))  # for `bps ab`, which then compares images/s
             total += loss.item()
         steps += len(order)
         if bps.rank() == 0:

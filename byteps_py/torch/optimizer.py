@@ -69,7 +69,7 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
         else:
             result = super().step(self._averaging(closure) if self._step_synchronizes else closure, **options)
         self._exchange.finish_step()
-        _session.current().mark_step(None)
+        _session.current().mark_step(automatic=True)
         return result
 
     def _averaging(self, closure: Callable[[], Any]) -> Callable[[], Any]:

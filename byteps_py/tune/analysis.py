@@ -243,8 +243,8 @@ def _notes(board: _Board, cells: Sequence[CellResult], effects: Sequence[Effect]
     yield from _measured(board)
     if any(_is_one_way(cell.stages) for cell in cells):
         yield (
-            "push contains word of the acceptance, which comes back about as fast as a small result does: where pull is "
-            "next to nothing beside it, take both as one time on the way, there and back"
+            "push contains word of the acceptance, which comes back about as fast as a small result does: where pull "
+            "is next to nothing beside it, take both as one time on the way, there and back"
         )
     units = sorted({run.unit for good in board.good for run in good.values()})
     if len(units) > 1:

@@ -113,7 +113,7 @@ class FakeSession:
     def barrier(self) -> None:
         self._job.barrier.wait(_DEADLINE_SECONDS)
 
-    def mark_step(self, samples: int | None = None) -> None:
+    def mark_step(self, samples: int | None = None, *, automatic: bool = False) -> None:
         self.steps += 1
 
 

@@ -97,6 +97,17 @@ def test_a_record_that_cannot_be_ended_does_not_hold_the_goodbye(
     assert said == [""]
 
 
+def test_a_script_that_marks_its_steps_knows_better_than_an_optimizer() -> None:
+    bps.init()
+    for _ in range(3):
+        session.current().mark_step(automatic=True)
+    assert bps.stats()["steps"] == 3
+    for _ in range(2):
+        session.current().mark_step(automatic=True)
+        bps.step(samples=16)
+    assert (bps.stats()["steps"], bps.stats()["samples"]) == (2, 32)
+
+
 def test_stats_need_a_session() -> None:
     with pytest.raises(NotInitializedError):
         bps.stats()
