@@ -20,7 +20,17 @@ from byteps_py.tune import factors
 from byteps_py.tune.model import Design, Factor
 from byteps_py.variables import integer, seconds
 
-__all__ = ["REPORT", "Asked", "AskedReport", "add_options", "help_text", "is_text", "parse", "parse_report"]
+__all__ = [
+    "REPORT",
+    "Asked",
+    "AskedReport",
+    "add_options",
+    "help_text",
+    "is_text",
+    "launches_itself",
+    "parse",
+    "parse_report",
+]
 
 REPORT = "report"
 """The word after ``bps ab`` that asks for a report alone."""
@@ -39,7 +49,8 @@ folder of its own that is in BYTEPS_RUN_DIR, and replaces {run_dir} in the words
 What can be varied: omp-wait-policy, omp-num-threads (of the servers), worker-omp-wait-policy,
 worker-omp-num-threads, num-servers, num-workers; and any environment variable, by its name.
 The first value of each is the baseline. COMMAND begins at the first word that is no option, or
-after `--`, and gets all its words unchanged.
+after `--`, and gets all its words unchanged. It is what bpslaunch would get, without bpslaunch:
+each run starts that by itself, with the options that stand before `--`.
 """
 
 _FIXED = {name: form for name, form in factors.OPTIONS.items() if name != "num-workers"}
@@ -68,6 +79,13 @@ Make the report again from what an experiment has left in DIR, or make one of ru
 writes a record into that folder, under the name in BYTEPS_AB_CELL. Gather the records of all
 hosts, in one folder or in several.
 """
+
+_LAUNCHER = "bpslaunch"
+_LAUNCHER_MODULE = "byteps_py.launcher"
+_WRAPPERS = frozenset(
+    {"chrt", "env", "exec", "ionice", "nice", "nohup", "numactl", "setsid", "stdbuf", "taskset", "time"}
+)
+"""Programs that start the one in their words."""
 
 _WIDTH = 100
 _STEPS = 100
@@ -188,6 +206,29 @@ def is_text(word: str) -> bool:
     return True
 
 
+def launches_itself(command: Sequence[str]) -> bool:
+    """Whether a training command is one of bpslaunch: each run would be a job that starts jobs."""
+    names = [word.rpartition("/")[2] for word in command]
+    if names and names[0] in _WRAPPERS:
+        start = next((index for index, name in enumerate(names) if name == _LAUNCHER or _is_python(name)), 0)
+        names, command = names[start:], command[start:]
+    if not names or names[0] == _LAUNCHER:
+        return bool(names)
+    if not _is_python(names[0]):
+        return False
+    for index, word in enumerate(command[1:], 1):
+        if word.startswith("-m") and not word.startswith("--"):
+            module = word[2:] or next(iter(command[index + 1 :]), "")
+            return f"{module}.".startswith(f"{_LAUNCHER_MODULE}.")
+        if not word.startswith("-"):
+            return names[index] == _LAUNCHER
+    return False
+
+
+def _is_python(name: str) -> bool:
+    return name.startswith("python")
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``bps ab``, and its subcommand, to a parser that the shells' completion is made from."""
     _add_options(parser)
@@ -205,6 +246,10 @@ def _varied(words: _Words) -> tuple[Factor, ...] | None:
         varied = None
     # One level: nothing to compare, but the experiment has it among what makes it up.
     values = {name: words.read(f"--{name}", form, None) for name, form in _FIXED.items()}
+    for name in {each.name for each in varied or ()}.intersection(factors.OPTIONS):
+        if f"--{name}" in words.values:
+            words.problems.append(f"{name} is varied, and set for all runs by --{name} as well: leave one of them out")
+            values[name] = None
     fixed = [Factor(name, (str(value),), f"--{name}") for name, value in values.items() if value is not None]
     if varied == ():
         words.problems.append("nothing is varied: --vary NAME=VALUE,VALUE, as in --vary omp-wait-policy=active,passive")

@@ -7,33 +7,31 @@ The runs of a block must be close together in time, or comparing them would comp
 that lacks runs is gone on with only while the others are young; later it is made again as a whole, as another *attempt*
 at it, and the runs of earlier attempts do not count any more.
 
-SIGINT, SIGTERM and SIGHUP end the run in progress, in order; what was
-made before stays, and the same command goes on from there.
+SIGINT, SIGTERM and SIGHUP end the run in progress, in order; what was made before stays, and the same command goes on
+from there.
 """
 
 from __future__ import annotations
 
-import shutil
 import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TextIO
 
 import msgspec
 
 from byteps_py.tune import factors
 from byteps_py.tune.journal import Journal
 from byteps_py.tune.model import Design, Run
-from byteps_py.tune.running import Stop, run_cell, run_folder
-from byteps_py.tune.wording import number, plain
+from byteps_py.tune.running import OUTPUT, Stop, run_cell, run_folder
+from byteps_py.tune.screen import Screen
+from byteps_py.tune.wording import number
 
 __all__ = [
     "Clock",
     "Outcome",
-    "Screen",
     "counting",
     "describe_run",
     "describe_seconds",
@@ -47,8 +45,6 @@ YOUNG_SECONDS = 600.0
 """A block is gone on with for so long after its latest run began, or for twice the time in which its runs began."""
 
 _AGES = (("days", 86400.0), ("h", 3600.0), ("min", 60.0))
-_REFRESH_SECONDS = 0.5
-_END_COLUMNS = 38
 _LOG_LINES = 20
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -64,49 +60,6 @@ class Outcome:
 
     number: int = 0
     hopeless: bool = False
-
-
-class Screen:
-    """Lines for a person: one for each run, and on a terminal one below them that changes.
-
-    What does not print, such as the sequences that move a cursor, is replaced: some of it comes from the user's script.
-
-    Args:
-        stream: where to; a terminal or not.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._is_terminal = stream.isatty()
-        self._shown = ""
-        self._refreshed = 0.0
-
-    def say(self, text: str) -> None:
-        """Print lines that stay."""
-        self._clear()
-        print("\n".join(map(plain, text.split("\n"))), file=self._stream, flush=True)
-
-    def show(self, text: Callable[[], str]) -> None:
-        """Replace the line that changes, if there is one and it is old enough."""
-        now = time.monotonic()
-        if not self._is_terminal or now - self._refreshed < _REFRESH_SECONDS:
-            return
-        self._refreshed = now
-        line = plain(text())
-        # One column less: a line that fills the terminal would begin another one. What changes is at its end.
-        room = shutil.get_terminal_size().columns - 1
-        if len(line) > room:
-            kept = min(_END_COLUMNS, room // 2)
-            line = f"{line[: room - kept - 3]}...{line[-kept:]}"[:room]
-        self._stream.write("\r" + line + " " * (len(self._shown) - len(line)))
-        self._stream.flush()
-        self._shown = line
-
-    def _clear(self) -> None:
-        if self._shown:
-            self._stream.write("\r" + " " * len(self._shown) + "\r")
-        self._shown = ""
-        self._refreshed = 0.0
 
 
 @dataclass
@@ -248,7 +201,7 @@ def _tell(journal: Journal, made: Run, clock: Clock, cells: list[int], screen: S
     head = _head(design, made.block, made.cell)
     screen.say(f"{head}: {describe_run(made)}{_describe_left(clock.left(cells))}")
     if made.problem:
-        screen.say(_describe_log(made, str(run_folder(design, made.cell, made.block, journal.folder))))
+        screen.say(_describe_log(made, str(run_folder(design, made.cell, made.block, journal.folder) / OUTPUT)))
 
 
 def _run_one(

@@ -14,17 +14,17 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from byteps_py import known_names
 from byteps_py.errors import SettingsError
 from byteps_py.settings import LaunchSettings, SchedulerSettings, ServerSettings, WorkerSettings
+from byteps_py.tune.limits import OVERRULED, grid_problems, metric_problems, number_problems
 from byteps_py.tune.model import Cell, Design, Factor
 from byteps_py.variables import Variable, choice, integer, variables_of
 
 __all__ = [
-    "MAX_CELLS",
     "MAX_LEVEL",
     "OPTIONS",
     "design",
@@ -35,20 +35,18 @@ __all__ = [
     "launch_options",
     "notes",
     "order",
+    "problems_of",
     "slug",
     "unique",
     "variables",
 ]
-
-MAX_CELLS = 64
-"""Most cells of one experiment: 64 cells of one minute and five blocks take more than five hours."""
 
 MAX_LEVEL = 255
 """Most characters of one value."""
 
 OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "omp-wait-policy": choice("passive", "active"),
-    "num-servers": integer(0, 65535),
+    "num-servers": ("a whole number from 1 to 65535, or 0 for a single worker", integer(0, 65535)[1]),
     "omp-num-threads": integer(1, 1024),
     "worker-omp-wait-policy": choice("passive", "active"),
     "worker-omp-num-threads": integer(1, 1024),
@@ -61,12 +59,6 @@ _LIKENESS = 0.8
 _TAKEN = ("BYTEPS_AB_", "DMLC_")
 _TAKEN_NAMES = ("BYTEPS_RUN_DIR", "BYTEPS_LAUNCH_ID", "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", "OMP_DISPLAY_ENV")
 _INSTEAD = {"BYTEPS_LOCAL_SIZE": "num-workers", "DMLC_NUM_WORKER": "num-workers", "DMLC_NUM_SERVER": "num-servers"}
-_OVERRULED = {
-    "BYTEPS_SERVER_OMP_WAIT_POLICY": "omp-wait-policy",
-    "BYTEPS_SERVER_OMP_NUM_THREADS": "omp-num-threads",
-    "BYTEPS_WORKER_OMP_WAIT_POLICY": "worker-omp-wait-policy",
-    "BYTEPS_WORKER_OMP_NUM_THREADS": "worker-omp-num-threads",
-}
 _INHERITED = ("BYTEPS_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_")
 """Variables that begin so may make runs faster or slower."""
 _SLUG_LENGTH = 80
@@ -113,7 +105,10 @@ def factor(text: str) -> Factor:
         raise SettingsError(f"--vary {text!r} must be {form}{_meant(name)}")
     if problem := _name_problem(name):
         raise SettingsError(f"--vary {text!r}: {problem}")
-    levels, problems = _levels(name, _split(rest))
+    values = _split(rest)
+    levels, problems = _levels(name, values)
+    if len(values) < 2:
+        problems.append("a single value has nothing to be compared with: give two or more, with commas between them")
     if problems:
         raise SettingsError([f"--vary {text!r}: {problem}" for problem in problems])
     return Factor(name, levels, f"--{name}" if name in OPTIONS else "")
@@ -141,9 +136,9 @@ def design(
     """
     count = math.prod(len(each.levels) for each in varied)
     problems = [
-        *_grid_problems(varied, count, num_workers),
-        *_number_problems(repeats, num_workers, warmup_steps, steps, timeout),
-        *_metric_problems(metric),
+        *grid_problems(varied, count, num_workers),
+        *number_problems(repeats, num_workers, warmup_steps, steps, timeout),
+        *metric_problems(metric),
         *([] if command else ["the training command is missing: put it behind --, as in -- python train.py"]),
     ]
     if problems:
@@ -155,6 +150,29 @@ def design(
     return Design(
         tuple(varied), cells, repeats, num_workers, warmup_steps, steps, metric, tuple(command), seed, timeout
     )
+
+
+def problems_of(there: Design) -> list[str]:
+    """Why a design that was read from a file is none that :func:`design` makes; empty if it is one.
+
+    Labels and names of files may be those of another version.
+    """
+    for each in there.factors:
+        if bool(each.option) != (each.name in OPTIONS) or each.option not in ("", f"--{each.name}"):
+            return [f"{each.name!r} is set by {each.option or 'a variable'!r}"]
+        if problems := _levels(each.name, each.levels)[1]:
+            return [f"{each.name}: {problem}" for problem in problems]
+    names = ("command", "repeats", "num_workers", "warmup_steps", "steps", "metric", "timeout")
+    try:
+        made = design(there.factors, **{name: getattr(there, name) for name in names})
+    except SettingsError as error:
+        return list(error.problems)
+    if [each.levels for each in made.cells] != [each.levels for each in there.cells]:
+        return ["its cells are not the combinations of its factors"]
+    slugs = [each.slug for each in there.cells]
+    if slugs != unique([slug(each) for each in slugs]):
+        return ["its cells have names that cannot be those of folders"]
+    return []
 
 
 def launch_options(design: Design, cell: Cell) -> tuple[str, ...]:
@@ -181,7 +199,7 @@ def inherited(varied: Sequence[Factor], environ: Mapping[str, str]) -> dict[str,
         if name.startswith(_INHERITED)
         and not _is_taken(name)
         and name not in names
-        and _OVERRULED.get(name) not in names
+        and OVERRULED.get(name) not in names
     }
 
 
@@ -319,7 +337,7 @@ def _meant(name: str) -> str:
 def _levels(name: str, values: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     """The values as they are set, and what is wrong with them."""
     levels: list[str] = []
-    problems = []
+    problems = [] if values else ["no value"]
     seen: dict[Any, str] = {}
     for value in values:
         try:
@@ -331,8 +349,6 @@ def _levels(name: str, values: Sequence[str]) -> tuple[tuple[str, ...], list[str
             problems.append(f"{value!r} is the same as {seen[meaning]!r}: levels must differ")
         seen.setdefault(meaning, value)
         levels.append(level)
-    if len(values) < 2:
-        problems.append("a single value has nothing to be compared with: give two or more, with commas between them")
     return tuple(levels), problems
 
 
@@ -354,46 +370,3 @@ def _level(name: str, value: str) -> tuple[str, Any]:
         return value, repr(variable.parse(value))
     except ValueError:
         raise ValueError(f"{value!r} must be {variable.form} ({variable.meaning})") from None
-
-
-def _grid_problems(varied: Sequence[Factor], count: int, num_workers: int) -> Iterator[str]:
-    names = [each.name for each in varied]
-    if not varied:
-        yield "nothing is varied: name a setting and its values, as in --vary omp-wait-policy=passive,active"
-    for name in dict.fromkeys(names):
-        if names.count(name) > 1:
-            yield f"--vary {name} is given {names.count(name)} times: put all its values into one"
-        if (winner := _OVERRULED.get(name)) in names:
-            yield f"--vary {name} would do nothing beside {winner}, which goes before it: leave one of them out"
-    if count > MAX_CELLS:
-        sizes = " x ".join(str(len(each.levels)) for each in varied)
-        yield f"{sizes} = {count} cells are more than {MAX_CELLS}: vary fewer settings at once, or fewer values"
-    levels = {each.name: each.levels for each in varied}
-    most = max(map(int, levels.get("num-workers", (str(num_workers),))))
-    if "0" in levels.get("num-servers", ()) and most > 1:
-        yield f"num-servers=0 with {most} workers: without a server nobody sums; use 1 or more"
-
-
-def _number_problems(repeats: int, num_workers: int, warmup_steps: int, steps: int, timeout: float) -> Iterator[str]:
-    for name, value, low in (
-        ("repeats", repeats, 1),
-        ("num-workers", num_workers, 1),
-        ("warmup-steps", warmup_steps, 0),
-        ("steps", steps, 0),
-    ):
-        if value < low:
-            yield f"--{name} {value} must be a whole number from {low} on"
-    if not 0 < timeout < math.inf:
-        yield f"--timeout {timeout} must be a number of seconds above 0"
-
-
-def _metric_problems(metric: str) -> Iterator[str]:
-    if not metric:
-        return
-    try:
-        groups = re.compile(metric).groups
-    except re.error as error:
-        yield f"--metric {metric!r} is no regular expression: {error}"
-        return
-    if not groups:
-        yield f"--metric {metric!r} has no group: put round brackets around the number, as in 'loss=([0-9.]+)'"

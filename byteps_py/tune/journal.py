@@ -2,7 +2,8 @@
 
 A run is written when it has ended, and is on the disk before the next one begins: an experiment that is interrupted, in
 whichever way, loses the run in progress and nothing else.  A line that was cut short is passed over.  A run that has
-failed and is made again gets a line of its own.
+failed and is made again gets a line of its own.  As long as no run is good there is nothing to lose: another design
+begins anew in the same folder.
 
 The environment that the runs inherit belongs to the experiment, as far as it may make them faster or slower: runs of
 two environments would be compared as if they were of one.
@@ -15,9 +16,11 @@ has ended.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +29,7 @@ from pathlib import Path
 import msgspec
 
 from byteps_py.errors import SettingsError
-from byteps_py.tune import durable
+from byteps_py.tune import durable, factors
 from byteps_py.tune.model import Design, Run
 
 __all__ = ["DESIGN", "RUNS", "Journal", "holds_experiment", "load", "open_journal"]
@@ -68,8 +71,11 @@ class Journal:
         """Write a run that has ended; it is on the disk when this returns.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: it cannot be written, or somebody has removed the file meanwhile.
         """
+        path = self.folder / RUNS
+        if not path.exists() or not os.path.samestat(path.stat(), os.fstat(self._file)):
+            raise OSError(errno.ENOENT, "it was removed during the run", str(path))
         line = memoryview(msgspec.json.encode(run) + b"\n")
         while line:
             line = line[os.write(self._file, line) :]
@@ -94,7 +100,8 @@ def open_journal(
 
     Args:
         design: what is asked. It may ask for more repeats, and another timeout, than the experiment that is there; the
-            machine of that one is kept.
+            machine and the working folder of that one are kept. If that one has no good run, all may be different: it
+            is removed, and this one begins anew.
         folder: made if need be, and not left behind if something is refused.
         say: prints a line.
         any_seed: take the seed of the experiment that is there.
@@ -115,9 +122,12 @@ def open_journal(
             undo = stack.enter_context(contextlib.ExitStack())
             if made:
                 undo.callback((folder / _LOCK).unlink, missing_ok=True)
-            design, runs = _join(design, folder, any_seed, say)
+            design, runs, anew = _join(design, folder, any_seed, say)
             check(design, runs)
             undo.pop_all()
+            if anew:
+                say("no run of the experiment that was there is good: this one takes its place")
+                _remove_runs(folder)
             _write_design(design, folder)
             _cut(folder / RUNS)
             journal = Journal(design, folder, lock, runs)
@@ -136,15 +146,24 @@ def load(folder: Path) -> tuple[Design, list[Run]]:
     """Read an experiment; nothing is changed, and another process may be writing it.
 
     Raises:
-        SettingsError: there is none, or its files cannot be read.
+        SettingsError: there is none, or its files cannot be read or are none that ``bps ab`` writes.
     """
     try:
         design = msgspec.json.decode((folder / DESIGN).read_bytes(), type=Design)
     except OSError as error:
         raise SettingsError(f"{folder / DESIGN}: {error.strerror}: no experiment was begun there") from error
     except msgspec.DecodeError as error:
-        raise SettingsError(f"{folder / DESIGN} is no design of an experiment ({error})") from error
+        raise SettingsError(f"{folder / DESIGN} is no design of an experiment ({error}): {_instead(folder)}") from error
+    problems = factors.problems_of(design)
+    if problems:
+        text = "; ".join(problems)
+        raise SettingsError(f"{folder / DESIGN} is no design of an experiment: {text}: {_instead(folder)}")
     return design, list(_read_runs(folder / RUNS, design))
+
+
+def _instead(folder: Path) -> str:
+    report = f"; `bps ab report {folder / 'runs'}` shows what was measured" if (folder / "runs").is_dir() else ""
+    return f"choose another folder{report}"
 
 
 def _read_runs(path: Path, design: Design) -> Iterator[Run]:
@@ -179,30 +198,43 @@ def _is_ours(name: str) -> bool:
     return name == _LOCK or name.startswith(durable.temporary_prefix(DESIGN))
 
 
-def _join(design: Design, folder: Path, any_seed: bool, say: Say) -> tuple[Design, list[Run]]:
-    """The design in force and the runs that are there."""
+def _join(design: Design, folder: Path, any_seed: bool, say: Say) -> tuple[Design, list[Run], bool]:
+    """The design in force, the runs that are there, and whether others were there that are to be removed."""
     if not holds_experiment(folder):
-        return design, []
+        return design, [], False
     there, runs = load(folder)
     if any_seed:
         design = msgspec.structs.replace(design, seed=there.seed)
     differences = [
         f"{name} {_shown(name, old)} there, {_shown(name, new)} here"
         for name in Design.__struct_fields__
-        if name not in ("timeout", "cells", "environment", "machine")
+        if name not in ("timeout", "cells", "environment", "machine", "directory")
         and (old := getattr(there, name)) != (new := getattr(design, name))
         and not (name == "repeats" and new > old)
     ]
-    if differences or there.cells != design.cells:
+    others = bool(differences) or there.cells != design.cells
+    if all(run.problem for run in runs):
+        anew = bool(runs) and (others or there.environment != design.environment)
+        return design, [] if anew else runs, anew
+    if others:
         text = "; ".join(differences) or "its cells have other names, so another version of bps ab has begun it"
         raise SettingsError(f"--out {folder} holds another experiment: {text}. Choose another folder for this one")
-    # Without runs there is nothing that another environment would be mixed with; older versions did not note it.
-    if runs and there.machine:
+    # Older versions did not note it.
+    if there.machine:
         _refuse_environment(there.environment, design.environment, folder)
         if there.machine != design.machine:
             say(f"this experiment was begun on another machine or version ({there.machine}), which its reports name")
         design = msgspec.structs.replace(design, machine=there.machine)
-    return design, runs
+    if there.directory and there.directory != design.directory:
+        say(f"runs are made in {there.directory}, where the others were, not in {design.directory}")
+        design = msgspec.structs.replace(design, directory=there.directory)
+    return design, runs, False
+
+
+def _remove_runs(folder: Path) -> None:
+    """First what counts: if this is interrupted, the experiment still has no good run."""
+    (folder / RUNS).unlink(missing_ok=True)
+    shutil.rmtree(folder / "runs", ignore_errors=True)
 
 
 def _refuse_environment(there: Mapping[str, str], here: Mapping[str, str], folder: Path) -> None:

@@ -63,6 +63,7 @@ class Design(msgspec.Struct, frozen=True):
         timeout: seconds after which a run is ended and has failed.
         environment: variables of the user that all runs inherit and that may matter, without the factors'.
         machine: on what the experiment was begun, as text; empty: unknown.
+        directory: the working folder of all runs; empty: unknown, so that in which they are made.
     """
 
     factors: tuple[Factor, ...]
@@ -77,6 +78,7 @@ class Design(msgspec.Struct, frozen=True):
     timeout: float
     environment: dict[str, str] = {}
     machine: str = ""
+    directory: str = ""
 
 
 class StageSum(msgspec.Struct, frozen=True):

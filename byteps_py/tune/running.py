@@ -34,10 +34,22 @@ from byteps_py.tune.model import Cell, Design, Run
 from byteps_py.tune.output import find_metric, read_policy, tail
 from byteps_py.tune.wording import count, shell_word
 
-__all__ = ["RUN_DIR", "Stop", "Watch", "as_shell_line", "check_cells", "environment", "run_cell", "run_folder"]
+__all__ = [
+    "OUTPUT",
+    "RUN_DIR",
+    "Stop",
+    "Watch",
+    "as_shell_line",
+    "check_cells",
+    "environment",
+    "run_cell",
+    "run_folder",
+]
 
 RUN_DIR = "{run_dir}"
 """In the words of the command: replaced by the folder of the run's own files."""
+OUTPUT = "output.log"
+"""In the folder of a run: what the launcher and all processes have printed."""
 POLL_SECONDS = 0.1
 _GRACE = "BYTEPS_GRACE_PERIOD"
 _GRACE_SECONDS = "1"

@@ -32,14 +32,14 @@ def test_the_defaults() -> None:
 
 
 def test_everything_can_be_said() -> None:
-    words = "--vary A=1,2 --vary num-workers=1,2 --num-workers 3 --repeats=7 --warmup-steps 0 --steps 9 --timeout 1.5"
+    words = "--vary A=1,2 --vary num-servers=1,2 --num-workers 3 --repeats=7 --warmup-steps 0 --steps 9 --timeout 1.5"
     asked = parse([*words.split(), "--metric", "(.*)", "--seed", "0", "--dry-run", "--out=x y", "train", "--out", "z"])
     assert asked is not None
     assert (asked.out, asked.has_seed, asked.dry_run) == (Path("x y"), True, True)
     design = asked.design
     assert (design.repeats, design.num_workers, design.warmup_steps, design.steps) == (7, 3, 0, 9)
     assert (design.metric, design.timeout, design.command) == ("(.*)", 1.5, ("train", "--out", "z"))
-    assert [each.name for each in design.factors] == ["A", "num-workers"]
+    assert [each.name for each in design.factors] == ["A", "num-servers"]
 
 
 def test_what_all_cells_have_in_common_is_part_of_each() -> None:
@@ -77,6 +77,30 @@ def test_the_command_gets_its_words_unchanged(words: tuple[str, ...], command: t
     assert asked.design.command == command
 
 
+@pytest.mark.parametrize(
+    ("command", "launches"),
+    [
+        ("bpslaunch -n 2 -- python x.py", True),
+        ("/opt/v/bin/bpslaunch x", True),
+        ("./bpslaunch", True),
+        ("python -m byteps_py.launcher -n 2 x", True),
+        ("/usr/bin/python3.11 -u -mbyteps_py.launcher x", True),
+        ("python -m byteps_py.launcher.main x", True),
+        ("python3 /opt/v/bin/bpslaunch x", True),
+        ("env A=1 bpslaunch x", True),
+        ("nice -n 5 python -m byteps_py.launcher x", True),
+        ("python x.py bpslaunch", False),
+        ("python -m byteps_py.launchers", False),
+        ("python x.py -m byteps_py.launcher", False),
+        ("sh bpslaunch.sh", False),
+        ("env A=1 python x.py bpslaunch", False),
+        ("env", False),
+    ],
+)
+def test_a_command_that_starts_bpslaunch_is_known(command: str, launches: bool) -> None:
+    assert arguments.launches_itself(command.split()) is launches
+
+
 def test_help_is_asked_for_only_before_the_command() -> None:
     assert parse(["-h"]) is None
     assert parse(["--repeats", "x", "--help"]) is None
@@ -100,8 +124,14 @@ def test_help_is_asked_for_only_before_the_command() -> None:
         (("--steps", "0", *ENOUGH), "--steps 0 leaves nothing to measure"),
         (("--metric", "(", *ENOUGH), "--metric '(' is no regular expression"),
         (("--metric", "x", *ENOUGH), "--metric 'x' has no group"),
-        (("--num-servers", "2", "--vary", "num-servers=1,2", *ENOUGH), "--vary num-servers is given 2 times"),
-        (("--num-servers", "0", *ENOUGH), "num-servers=0 with 2 workers"),
+        (
+            ("--num-servers", "2", "--vary", "num-servers=1,2", *ENOUGH),
+            "num-servers is varied, and set for all runs by --num-servers as well: leave one of them out",
+        ),
+        (("--num-workers", "2", "--vary", "num-workers=1,2", *ENOUGH), "num-workers is varied, and set for all runs"),
+        (("--vary", "num-servers=1,2", "--vary", "num-servers=1,3", *ENOUGH), "--vary num-servers is given 2 times"),
+        (("--num-servers", "0", *ENOUGH), "num-servers=0 with 2 workers: without a server nobody sums; use 1 to 65535"),
+        (("--num-servers", "x", *ENOUGH), "'x' must be a whole number from 1 to 65535, or 0 for a single worker"),
         (("--out", "o", "train"), "nothing is varied: --vary NAME=VALUE,VALUE"),
         ((*VARY, "--out", "o"), "the training command is missing"),
         ((*VARY, "train"), "--out DIR is missing"),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,10 +14,11 @@ import pytest
 
 from byteps_py.errors import SettingsError
 from byteps_py.tune import command, factors, report, running
-from byteps_py.tune.experiment import Outcome, Screen
+from byteps_py.tune.experiment import Outcome
 from byteps_py.tune.journal import Journal, load, open_journal
 from byteps_py.tune.model import Design, Run
 from byteps_py.tune.results import Analysis
+from byteps_py.tune.screen import Screen
 
 WORDS = ["--vary", "omp-wait-policy=active,passive", "--repeats", "2", "--steps", "5", "--out"]
 COMMAND = ["--", "sh", "-c", "true"]
@@ -199,6 +204,94 @@ def test_a_command_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="there is no command 'no-such-command'"):
         command.main(words, {"PATH": "/usr/bin:/bin"})
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_a_command_of_bpslaunch_is_refused(tmp_path: Path, more: tuple[str, ...]) -> None:
+    words = [*WORDS, str(tmp_path / "out"), *more, "--", "bpslaunch", "-n", "2", "--", "python", "x.py"]
+    with pytest.raises(SettingsError, match="give the command without bpslaunch; its options stand before --"):
+        command.main(words, {"PATH": "/bin"})
+    assert not (tmp_path / "out").exists()
+    assert "without bpslaunch" in " ".join(command.arguments.help_text().split())
+
+
+class Broken(io.StringIO):
+    """Standard output that cannot be written."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def flush(self) -> None:
+        raise OSError(self.number, os.strerror(self.number))
+
+
+@pytest.mark.parametrize(
+    ("output", "status", "told"),
+    [
+        (None, 0, ""),
+        (Broken(errno.EPIPE), 0, ""),
+        (Broken(errno.ENOSPC), 1, "bps ab: standard output: No space left on device\n"),
+    ],
+)
+@pytest.mark.parametrize("again", [False, True])
+def test_output_that_nobody_reads(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    output: Broken | None,
+    status: int,
+    told: str,
+    again: bool,
+) -> None:
+    pretend(monkeypatch, Outcome())
+    if again:
+        ab(tmp_path / "out")
+        (tmp_path / "out" / "report.html").unlink()
+    capsys.readouterr()
+    monkeypatch.setattr("sys.stdout", output)
+    found = command.main(["report", str(tmp_path / "out")], {}) if again else ab(tmp_path / "out")
+    assert found == status
+    assert capsys.readouterr().err.endswith(told)
+    assert (tmp_path / "out" / "report.html").is_file()
+    assert command.main(["-h"], {}) == status
+
+
+def test_runs_go_on_in_the_folder_where_they_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    for folder in (there, here):
+        folder.mkdir()
+    (there / "train").write_text("#!/bin/sh\n")
+    (there / "train").chmod(0o755)
+    words = [*WORDS, str(tmp_path / "out"), "./train"]
+    monkeypatch.chdir(there)
+    pretend(monkeypatch, Outcome(number=2), failing=1)
+    assert command.main(words, {"PATH": "/bin"}) == 130
+    monkeypatch.chdir(here)
+    assert command.main(words, {"PATH": "/bin"}) == 130
+    assert load(tmp_path / "out")[0].directory == str(there)
+    assert f"runs are made in {there}, where the others were, not in {here}" in capsys.readouterr().err
+    (there / "train").unlink()
+    with pytest.raises(SettingsError, match="there is no command './train'"):
+        command.main(words, {"PATH": "/bin"})
+    there.rmdir()
+    with pytest.raises(SettingsError, match="the working folder of the runs is gone"):
+        command.main(words, {"PATH": "/bin"})
+
+
+def test_everything_that_was_removed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(book: Journal, environ: Mapping[str, str], screen: Screen) -> Outcome:
+        shutil.rmtree(book.folder)
+        book.append(Run(cell=0, block=0, value=1.0))
+        return Outcome()
+
+    monkeypatch.setattr(command, "run", run)
+    assert ab(tmp_path / "out") == 1
+    assert "runs.jsonl: it was removed during the run: begin again with another --out" in capsys.readouterr().err
 
 
 def test_what_the_launcher_objects_to_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ from byteps_py.tune import experiment, factors
 from byteps_py.tune.experiment import (
     Clock,
     Outcome,
-    Screen,
     counting,
     describe_run,
     describe_seconds,
@@ -27,6 +26,7 @@ from byteps_py.tune.experiment import (
 from byteps_py.tune.journal import Journal, open_journal
 from byteps_py.tune.model import Design, Run
 from byteps_py.tune.running import Stop
+from byteps_py.tune.screen import Screen
 
 Make = Callable[[int, int], Run]
 NOW = 1_790_000_000.0
@@ -280,29 +280,6 @@ def test_a_terminal_shows_the_run_in_progress(book: Journal, fake: Callable[[Mak
     shown = [line.rpartition("\r")[2] for line in text.split("\n")]
     assert len(shown) == 7
     assert all(line.startswith("block ") for line in shown[:-1])
-
-
-def test_a_shorter_line_leaves_nothing_of_a_longer_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(experiment.time, "monotonic", lambda: now[0])
-    stream = Terminal()
-    screen = Screen(stream)
-    screen.show(lambda: "a long line")
-    screen.show(lambda: "too soon")
-    now[0] += 1.0
-    screen.show(lambda: "short")
-    screen.say("done")
-    assert stream.getvalue() == "\ra long line\rshort      \r     \rdone\n"
-
-
-def test_a_line_that_is_too_long_keeps_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    stream = Terminal()
-    Screen(stream).show(lambda: "block 1/1, run 1/4, " + "x" * 100 + ": step 10 of 310, about 2 min left")
-    line = stream.getvalue().removeprefix("\r")
-    assert len(line) == 59
-    assert line.startswith("block 1/1, run 1/4, ")
-    assert line.endswith("step 10 of 310, about 2 min left"[-29:])
 
 
 def test_what_a_script_prints_cannot_move_the_cursor(book: Journal, fake: Callable[[Make], Fake]) -> None:

@@ -85,7 +85,7 @@ class TestOneWord:
             ("BYTEPS_LAUNCH_ID=a,b", "is set for each run"),
             ("omp-wait-policy=passive,sometimes", "'sometimes' must be one of passive, active"),
             ("omp-wait-policy=passive,", "'' must be one of passive, active"),
-            ("num-servers=1,two", "'two' must be a whole number from 0 to 65535"),
+            ("num-servers=1,two", "'two' must be a whole number from 1 to 65535, or 0 for a single worker"),
             ("omp-num-threads=0,1", "'0' must be a whole number from 1 to 1024"),
             ("num-servers=1", "a single value has nothing to be compared with"),
             ("X=", "a single value has nothing to be compared with"),

@@ -12,7 +12,7 @@ import pytest
 from byteps_py.errors import SettingsError
 from byteps_py.tune import factors, journal
 from byteps_py.tune.journal import Journal, load, open_journal
-from byteps_py.tune.model import Design, ProcessUse, Run, StageSum
+from byteps_py.tune.model import Design, Factor, ProcessUse, Run, StageSum
 
 USE = ProcessUse("worker", 1, "here", 42, 1.5, 2, "passive", 0, 2, {"pull": StageSum(3, 0.25)})
 
@@ -96,6 +96,99 @@ def test_another_experiment_is_refused_with_the_difference(
         begin(tmp_path, design(**changed))
     assert all(word in str(caught.value) for word in words)
     assert load(tmp_path) == (design(), [Run(cell=0, block=0)])
+
+
+@pytest.mark.parametrize(
+    "changed", [{"steps": 50}, {"repeats": 2}, {"environment": {"OMP_A": "2"}}, {"directory": "/b", "metric": "(.)"}]
+)
+def test_without_a_good_run_another_experiment_takes_its_place(tmp_path: Path, changed: dict[str, object]) -> None:
+    old = design(machine="m", directory="/a")
+    begin(tmp_path, old, Run(cell=0, block=0, problem="it failed"), Run(cell=1, block=0, problem="it failed"))
+    place = tmp_path / "runs" / "1-baseline"
+    place.mkdir(parents=True)
+    new = design(machine="m2", **changed)
+    told = ["no run of the experiment that was there is good: this one takes its place"]
+    # What is refused leaves all as it was.
+    with pytest.raises(SettingsError, match="refused"), open_journal(new, tmp_path, print, check=refuse):
+        pass
+    assert load(tmp_path)[0] == old
+    assert place.is_dir()
+    assert begin(tmp_path, new, Run(cell=1, block=0, value=2.0)) == (new, [], told)
+    assert not place.exists()
+    assert load(tmp_path) == (new, [Run(cell=1, block=0, value=2.0)])
+
+
+def refuse(design: Design, runs: list[Run]) -> None:
+    raise SettingsError("refused")
+
+
+def test_the_same_experiment_keeps_its_failed_runs(tmp_path: Path) -> None:
+    failed = Run(cell=0, block=0, problem="it failed")
+    begin(tmp_path, design(directory="/a"), failed)
+    # Without a good run it goes on where it is asked for.
+    assert begin(tmp_path, design(directory="/b"), Run(cell=0, block=0)) == (design(directory="/b"), [failed], [])
+
+
+def test_the_working_folder_of_good_runs_is_kept(tmp_path: Path) -> None:
+    begin(tmp_path, design(directory="/a"), Run(cell=0, block=0))
+    assert begin(tmp_path, design(directory="/b")) == (
+        design(directory="/a"),
+        [Run(cell=0, block=0)],
+        ["runs are made in /a, where the others were, not in /b"],
+    )
+    assert load(tmp_path)[0].directory == "/a"
+
+
+def test_that_of_an_older_version_is_unknown(tmp_path: Path) -> None:
+    begin(tmp_path, design(), Run(cell=0, block=0))
+    assert begin(tmp_path, design(directory="/b"))[2] == []
+    assert load(tmp_path)[0].directory == "/b"
+
+
+BAD_DESIGNS = [
+    ({"repeats": 0}, "--repeats 0 must be"),
+    ({"steps": -5}, "--steps -5 must be"),
+    ({"timeout": 0.0}, "--timeout 0.0 must be"),
+    ({"metric": "("}, "is no regular expression"),
+    ({"command": ()}, "the training command is missing"),
+    ({"cells": design().cells[:3]}, "its cells are not the combinations of its factors"),
+    ({"cells": (msgspec.structs.replace(design().cells[0], slug="../x"), *design().cells[1:])}, "names that cannot be"),
+    ({"cells": (design().cells[0],) * 4}, "its cells are not the combinations"),
+    ({"factors": (Factor("num-workers", ("many",), "--num-workers"),)}, "'many' must be a whole number"),
+    ({"factors": (Factor("A", ()),)}, "A: no value"),
+    ({"factors": (Factor("A", ("1", "1")),)}, "levels must differ"),
+    ({"factors": (Factor("A", ("1", "2"), "--evil"),)}, "'A' is set by '--evil'"),
+]
+
+
+@pytest.mark.parametrize(("changed", "text"), BAD_DESIGNS)
+@pytest.mark.parametrize("has_runs", [False, True])
+def test_a_design_that_cannot_be_is_refused(
+    tmp_path: Path, changed: dict[str, object], text: str, has_runs: bool
+) -> None:
+    begin(tmp_path, design(), Run(cell=0, block=0))
+    if has_runs:
+        (tmp_path / "runs").mkdir()
+    content = msgspec.json.encode(design(**changed))
+    (tmp_path / journal.DESIGN).write_bytes(content)
+    for use in (load, lambda folder: begin(folder, design())):
+        with pytest.raises(SettingsError) as caught:
+            use(tmp_path)
+        (problem,) = caught.value.problems
+        assert text in problem
+        assert "choose another folder" in problem
+        assert (f"`bps ab report {tmp_path}/runs` shows" in problem) is has_runs
+    assert (tmp_path / journal.DESIGN).read_bytes() == content
+
+
+def test_runs_that_were_removed_are_told(tmp_path: Path) -> None:
+    with open_journal(design(), tmp_path, print) as book:
+        (tmp_path / journal.RUNS).unlink()
+        for _ in range(2):
+            with pytest.raises(OSError, match=r"removed during the run.*runs\.jsonl"):
+                book.append(Run(cell=0, block=0))
+            (tmp_path / journal.RUNS).write_text("")
+        assert book.runs == []
 
 
 @pytest.mark.parametrize("changed", [{"repeats": 4}, {"timeout": 5.0}, {"repeats": 10, "timeout": 9.0}])
