@@ -7,18 +7,18 @@ forbids itself to load anything (Content-Security-Policy), so even a mistake her
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timezone
 from html import escape
 
-from byteps_py.tune import drawing, wording
+from byteps_py.tune import drawing, gains, remarks, wording
 from byteps_py.tune.model import BASELINE
 from byteps_py.tune.results import Analysis, CellResult, Interval
 
 __all__ = ["as_html"]
 
 _NOTHING = "\u2013"
+_PIECE = 32
+"""Letters of a name that stay in one line: there is room for so many."""
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1d2126; --quiet: #5d6670; --paper: #ffffff; --line: #d5dae0;
   --soft: #f3f5f7; --more: #0072b2; --less: #c04e00; --none: #6d747c; }
@@ -39,6 +39,7 @@ thead th { vertical-align: bottom; background: var(--soft); }
 td { white-space: nowrap; }
 tr.open > * { border-bottom: 0; padding-bottom: 0; }
 .left { text-align: left; }
+tbody th span { white-space: nowrap; }
 tbody th { text-align: left; font-weight: 400; min-width: 14rem; max-width: 24rem; overflow-wrap: anywhere; }
 small { display: block; white-space: normal; }
 .more { color: var(--more); font-weight: 600; }
@@ -106,18 +107,18 @@ def _table(
     titles: Sequence[str],
     rows: Iterable[Sequence[str]],
     left: Sequence[int] = (),
-    remarks: Sequence[Sequence[str]] = (),
+    said: Sequence[Sequence[str]] = (),
 ) -> Iterator[str]:
     """A table; titles and cells are HTML already, the first of a row is its heading.
 
-    The columns ``left`` are aligned to the left. ``remarks``, plain text, stand below the rows, as wide as the table.
+    The columns ``left`` are aligned to the left. ``said``, plain text, stand below the rows, as wide as the table.
     """
     yield '<div class="wide"><table>\n<thead><tr>'
     for column, title in enumerate(titles):
         yield f'<th scope="col"{_left(column in left or column == 0)}>{title}</th>'
     yield "</tr></thead>\n<tbody>"
     for number, row in enumerate(rows):
-        below = remarks[number] if remarks else ()
+        below = said[number] if said else ()
         cells = "".join(f"<td{_left(column in left)}>{cell}</td>" for column, cell in enumerate(row) if column)
         yield f'<tr{_class("open") if below else ""}><th scope="row">{row[0]}</th>{cells}</tr>'
         if below:
@@ -131,8 +132,8 @@ def _name(cell: CellResult) -> str:
 
 
 def _breakable(text: str) -> str:
-    """Long names may be broken behind these marks, none of which :func:`html.escape` makes."""
-    return re.sub(r"([_=,/.])", r"\1<wbr>", escape(text))
+    """Long names are broken where they are in a terminal; a browser would break them at hyphens."""
+    return "<wbr>".join(f"<span>{escape(each)}</span>" for each in wording.pieces(text, _PIECE))
 
 
 def _left(is_left: bool) -> str:
@@ -144,9 +145,9 @@ def _class(name: str) -> str:
 
 
 def _cells(analysis: Analysis) -> Iterator[str]:
-    units = list(dict.fromkeys(cell.unit for cell in analysis.cells if cell.values))
+    units = wording.units(analysis)
     unit = units[0] if len(units) == 1 else "value"
-    limits = wording.gain_limits(analysis)
+    limits = gains.gain_limits(analysis)
     rows = []
     for index, cell in enumerate(analysis.cells):
         interval = cell.against_baseline
@@ -155,15 +156,15 @@ def _cells(analysis: Analysis) -> Iterator[str]:
         else:
             median = escape(wording.number(cell.median) + (f" {cell.unit}" if len(units) > 1 else ""))
             verdict = "" if index == BASELINE else _verdict(interval, cell.unit)
-        drawn = drawing.interval_bar(interval, wording.block_ratios(analysis, index), limits) if interval else ""
-        rows.append([_name(cell), median, *_gain(interval), verdict, drawn, escape(wording.run_count(analysis, index))])
-    remarks = [wording.cell_remarks(analysis, index) for index in range(len(analysis.cells))]
+        drawn = drawing.interval_bar(interval, gains.block_ratios(analysis, index), limits) if interval else ""
+        runs = str(cell.done + cell.failed) + (f"<small>{cell.failed} failed</small>" if cell.failed else "")
+        rows.append([_name(cell), median, *_gain(interval), verdict, drawn, runs])
+    said = remarks.of_cells(analysis)
     yield "<h2>The combinations</h2>"
-    yield from _table(["", f"{escape(unit)}, median", "gain", "95 % interval", "", "", "runs"], rows, (4, 5), remarks)
-    yield (
-        '<p class="quiet">Gain: over the baseline, compared within blocks. Bars: the 95 % interval; dots: single '
-        "blocks; upright line: no gain.</p>"
-    )
+    yield from _table(["", f"{escape(unit)}, median", "gain", "95 % interval", "", "", "runs"], rows, (4, 5), said.rows)
+    yield from (f"<p>{escape(each)}</p>" for each in said.below)
+    yield f'<p class="quiet">{escape(remarks.MEANING)} Bars: the 95 % interval; dots: single blocks; upright line: no'
+    yield "gain.</p>"
 
 
 def _gain(interval: Interval | None) -> Iterator[str]:
@@ -178,8 +179,8 @@ def _verdict(interval: Interval | None, unit: str) -> str:
 def _effects(analysis: Analysis) -> Iterator[str]:
     if not wording.has_effects(analysis):
         return
-    unit = next((cell.unit for cell in analysis.cells if cell.values), "")
-    limits = wording.gain_limits(analysis)
+    unit = wording.units(analysis)[0]
+    limits = gains.gain_limits(analysis)
     rows = []
     for effect in analysis.effects:
         drawn = drawing.interval_bar(effect.interval, (), limits) if effect.interval else ""
@@ -193,14 +194,15 @@ def _effects(analysis: Analysis) -> Iterator[str]:
                 blocks,
             ]
         )
-    remarks = [wording.effect_remarks(effect) for effect in analysis.effects]
+    said = remarks.of_effects(analysis.effects)
     yield "<h2>Each factor by itself, averaged over the levels of the others</h2>"
-    yield from _table(["", "gain", "95 % interval", "", "", "blocks"], rows, (3, 4), remarks)
+    yield from _table(["", "gain", "95 % interval", "", "", "blocks"], rows, (3, 4), said.rows)
+    yield from (f"<p>{escape(each)}</p>" for each in said.below)
 
 
 def _picture(analysis: Analysis, png: bytes) -> Iterator[str]:
     parts = [
-        f"{cell.cell.label}: {wording.percent(cell.against_baseline.ratio)}"
+        f"{cell.cell.label}: {gains.percent(cell.against_baseline.ratio)}"
         for cell in analysis.cells
         if cell.against_baseline is not None
     ]
@@ -231,8 +233,8 @@ def _stages(analysis: Analysis) -> Iterator[str]:
         for name in names
     ]
     yield "<h2>Where the time goes</h2>"
-    yield '<p class="quiet">Milliseconds per step of each worker, and the share of all stages. Partitions travel side '
-    yield "by side and each counts, so all may be more than the time of a step.</p>"
+    yield '<p class="quiet">Milliseconds per step of each worker, and the share of the sum of the stages.'
+    yield f"{wording.ABOUT_STAGES}</p>"
     yield from _table(["", *titles], rows)
 
 
@@ -279,10 +281,10 @@ def _failures(analysis: Analysis) -> Iterator[str]:
 
 def _failure(analysis: Analysis, index: int, cell: CellResult) -> Iterator[str]:
     label = escape(wording.plain(cell.cell.label))
-    summary = f"{label}: {wording.count(cell.failed, 'run')} failed"
+    summary = f"{label}: {wording.failed_words(cell.failed, cell.failed + cell.done)}"
     yield f"<details{'' if cell.values else ' open'}><summary>{summary}</summary>"
     yield "<ul>"
-    yield from (f"<li>{escape(each)}</li>" for each in wording.failures(analysis, index))
+    yield from (f"<li>{escape(each)}</li>" for each in remarks.failures(analysis, index))
     yield "</ul>"
     end = wording.log_end(cell.log, lines=200)
     if end:
@@ -314,10 +316,8 @@ def _repeat(analysis: Analysis) -> Iterator[str]:
 
 def _period(analysis: Analysis) -> str:
     """When the runs were made, in UTC; empty if they do not say."""
-    times = [run.started for run in analysis.runs if run.started]
+    times = [when for run in analysis.runs if (when := wording.moment(run.started))]
     if not times:
         return ""
-    first, last = (
-        datetime.fromtimestamp(each, timezone.utc).strftime("%Y-%m-%d %H:%M") for each in (min(times), max(times))
-    )
+    first, last = (each.strftime("%Y-%m-%d %H:%M") for each in (min(times), max(times)))
     return f"{first} UTC" if first == last else f"{first} to {last} UTC"

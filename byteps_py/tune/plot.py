@@ -8,14 +8,14 @@ people who are colour-blind can tell apart.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from byteps_py.tune import wording
+from byteps_py.tune import gains, wording
 from byteps_py.tune.model import BASELINE
-from byteps_py.tune.results import Analysis, CellResult
+from byteps_py.tune.results import Analysis, Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,6 +51,8 @@ _NAME_ROOM = 240
 _TITLE, _AXIS, _LEGEND_LINE = 40, 62, 22
 _BAR, _DOTS = 20, 10
 """Pixels: how high a bar is, and how far below their interval the dots of the blocks are."""
+_ARROWS = (4, 5)
+"""matplotlib's numbers of marks that end at their point, to the left and to the right."""
 
 
 def as_png(analysis: Analysis) -> bytes | None:
@@ -145,7 +147,7 @@ def _draw(figure: Figure, analysis: Analysis, layout: _Layout) -> None:
     figure.set_size_inches(_WIDTH / DPI, layout.whole / DPI)
     axes = _panel(figure, layout, _TITLE)
     _gains(axes, analysis, layout)
-    what = "How much more" if _is_metric(analysis) else "How much faster"
+    what = "How the metric differs" if wording.is_metric(analysis) else "How much faster"
     _heading(figure, layout, 0, what, wording.state(analysis))
     if layout.stages:
         axes = _panel(figure, layout, layout.lower_panel)
@@ -173,47 +175,68 @@ def _panel(figure: Figure, layout: _Layout, top: int) -> Axes:
 
 def _gains(axes: Axes, analysis: Analysis, layout: _Layout) -> None:
     """Points with intervals, a dot for each block, and the numbers right of them."""
-    low, high = wording.gain_limits(analysis)
-    axes.set_xlim(low, high)
-    axes.axvline(0.0, color="black", linewidth=1.0)
+    limits = gains.gain_limits(analysis)
+    axes.set_xlim(*limits)
+    compared = [cell.against_baseline for cell in analysis.cells if cell.against_baseline is not None]
+    text_at = max(limits[0], 0.0) if compared else limits[0]
     for index, (cell, middle) in enumerate(zip(analysis.cells, layout.middles, strict=True)):
         interval = cell.against_baseline
         if cell.median is None:
-            _say(axes, max(low, 0.0), middle, wording.without_value(cell), _LESS)
-            continue
-        _number(axes, middle, cell, index)
-        if interval is None:
-            if index == BASELINE:
-                axes.plot([0.0], [middle], "D", color="black", markersize=6)
-            else:
-                _say(axes, max(low, 0.0), middle, "nothing to compare", _NONE)
-            continue
-        dots = [wording.gain(ratio) for ratio in wording.block_ratios(analysis, index)]
-        axes.plot(dots, [middle + _DOTS] * len(dots), "o", color=_DOT, markersize=3.5, markeredgewidth=0, alpha=0.8)
-        colour = {"more": _MORE, "less": _LESS}.get(interval.verdict, _NONE)
-        if interval.low is not None and interval.high is not None:
-            ends = wording.gain(interval.low), wording.gain(interval.high)
-            axes.plot(ends, [middle, middle], color=colour, linewidth=2.4, solid_capstyle="butt")
-            for end, mark in zip(ends, "<>", strict=True):
-                inside = low <= end <= high
-                at = end if inside else (low if mark == "<" else high)
-                axes.plot([at], [middle], "|" if inside else mark, color=colour, markersize=9, markeredgewidth=2.0)
-        axes.plot([wording.gain(interval.ratio)], [middle], "o", color=colour, markersize=7.5)
-    better, worse = ("more", "less") if _is_metric(analysis) else ("faster", "slower")
-    axes.set_xlabel(
-        "gain over the baseline in %, with 95 % interval; small dots: single blocks\n"
-        f"blue: {better}, red: {worse}, grey: no difference shown",
-        fontsize=SMALL,
-    )
+            _say(axes, text_at, middle, wording.without_value(cell), _LESS if cell.failed else _NONE)
+        elif index == BASELINE:
+            axes.plot([0.0], [middle], "D", color="black", markersize=6, clip_on=False)
+            unit = "" if cell.unit == "metric" else f" {cell.unit}"
+            _beside(axes, middle, _text(f"{wording.number(cell.median)}{unit}"))
+        elif interval is None:
+            _say(axes, text_at, middle, "nothing to compare", _NONE)
+        else:
+            _interval(axes, interval, middle, limits)
+            dots = [_within(ratio, limits) for ratio in gains.block_ratios(analysis, index)]
+            at = [middle + _DOTS] * len(dots)
+            axes.plot(dots, at, "o", color=_DOT, markersize=3.5, markeredgewidth=0, alpha=0.8, clip_on=False)
+            _beside(axes, middle, f"{gains.percent(interval.ratio)}\n{gains.short_range(interval)}")
+    if compared:
+        axes.axvline(0.0, color="black", linewidth=1.0)
+        axes.ticklabel_format(axis="x", style="plain", useOffset=False)
+        axes.set_xlabel(_caption(analysis, compared), fontsize=SMALL)
+    else:
+        axes.set_xticks([])
+        axes.spines["bottom"].set_visible(False)
 
 
-def _number(axes: Axes, middle: float, cell: CellResult, index: int) -> None:
-    """Median and gain of a cell, right of the axes."""
-    unit = "" if cell.unit == "metric" else f" {cell.unit}"
-    lines = [f"{wording.number(cell.median or 0.0)}{unit}"]
-    if cell.against_baseline is not None and index != BASELINE:
-        lines.insert(0, wording.percent(cell.against_baseline.ratio))
-    _beside(axes, middle, "\n".join(lines))
+def _interval(axes: Axes, interval: Interval, middle: float, limits: tuple[float, float]) -> None:
+    """A bar with its middle; what is beyond the limits is an arrow at the edge, where nothing cuts it."""
+    colour = {"more": _MORE, "less": _LESS}.get(interval.verdict, _NONE)
+    if interval.low is not None and interval.high is not None:
+        ends = _within(interval.low, limits), _within(interval.high, limits)
+        axes.plot(ends, [middle, middle], color=colour, linewidth=2.4, solid_capstyle="butt")
+        for ratio, end, arrow in zip((interval.low, interval.high), ends, _ARROWS, strict=True):
+            mark = "|" if end == gains.gain(ratio) else arrow
+            style: dict[str, Any] = {"marker": mark, "markersize": 9, "markeredgewidth": 2.0, "clip_on": False}
+            axes.plot([end], [middle], linestyle="", color=colour, **style)
+    axes.plot([_within(interval.ratio, limits)], [middle], "o", color=colour, markersize=7.5, clip_on=False)
+
+
+def _within(ratio: float, limits: tuple[float, float]) -> float:
+    return min(max(gains.gain(ratio), limits[0]), limits[1])
+
+
+def _caption(analysis: Analysis, compared: Sequence[Interval]) -> str:
+    """What the marks mean: those that there are."""
+    verdicts = {each.verdict for each in compared}
+    better, worse = ("more", "less") if wording.is_metric(analysis) else ("faster", "slower")
+    meanings = {
+        "more": f"blue: {better}",
+        "less": f"red: {worse}",
+        "none": "grey: no difference shown",
+        "unknown": "grey: one block, nothing can be said",
+    }
+    if {"none", "unknown"} <= verdicts:
+        meanings["none"] = "grey: no difference shown, or one block"
+        verdicts.remove("unknown")
+    intervals = ", with 95 % interval" if any(each.low is not None for each in compared) else ""
+    colours = ", ".join(meaning for verdict, meaning in meanings.items() if verdict in verdicts)
+    return f"gain over the baseline in %{intervals}; small dots: single blocks\n{colours}"
 
 
 def _bars(axes: Axes, analysis: Analysis, layout: _Layout) -> None:
@@ -229,13 +252,16 @@ def _bars(axes: Axes, analysis: Analysis, layout: _Layout) -> None:
                 left += time
         sums.append(left)
         if not times:
-            failed = bool(cell.failed) and not cell.values
-            _say(axes, 0.0, middle, *(("failed", _LESS) if failed else ("not recorded", _NONE)))
+            # That it failed is said in the panel above.
+            _say(axes, 0.0, middle, "not recorded" if cell.values else "-", _NONE)
     axes.set_xlim(0.0, 1.02 * max(sums) or 1.0)
     for total, middle in zip(sums[1:], layout.middles, strict=True):
         if total > 0:
             _beside(axes, middle, f"{wording.short(total)} ms")
-    axes.set_xlabel("ms per step of each worker; partitions side by side count each", fontsize=SMALL)
+    axes.set_xlabel(
+        "ms per step of each worker, without what the script computes itself; partitions side by side count each",
+        fontsize=SMALL,
+    )
 
 
 def _legend(figure: Figure, layout: _Layout) -> None:
@@ -280,10 +306,6 @@ def _beside(axes: Axes, middle: float, text: str) -> None:
 
 def _say(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
     axes.annotate(text, (x, y), xytext=(6, 0), textcoords="offset points", va="center", color=colour, fontweight="bold")
-
-
-def _is_metric(analysis: Analysis) -> bool:
-    return any(cell.unit == "metric" for cell in analysis.cells if cell.values)
 
 
 def _text(text: str) -> str:

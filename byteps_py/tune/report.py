@@ -10,7 +10,6 @@ import contextlib
 import csv
 import io
 import logging
-from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
@@ -107,19 +106,22 @@ def as_csv(analysis: Analysis) -> str:
 
     Blocks are counted from 1, as in the names of the runs' folders. The value is empty where a run failed. Times are in
     seconds, ``started`` is UTC; ``worker_cpu_seconds`` and its like are of all processes of the role while the run was
-    measured, and empty where that is unknown.
+    measured, and empty where that is unknown. A factor whose name is that of another column is called ``factor NAME``.
     """
     design = analysis.design
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(
-        [
-            *("block", "cell", *(factor.name for factor in design.factors)),
-            *("value", "unit", "seconds", "steps", "problem"),
-            *(f"{role}_cpu_seconds" for role in wording.ROLES),
-            "started",
-        ]
-    )
+    measured = ("value", "unit", "seconds", "steps", "problem")
+    after = [*measured, *(f"{role}_cpu_seconds" for role in wording.ROLES), "started"]
+    taken = {"block", "cell", *after}
+    factors = []
+    for factor in design.factors:
+        name = factor.name
+        while name in taken:
+            name = f"factor {name}"
+        taken.add(name)
+        factors.append(name)
+    lines.writerow(["block", "cell", *factors, *after])
     for run in analysis.runs:
         lines.writerow(_csv_row(design, run))
     return text.getvalue()
@@ -132,6 +134,7 @@ def _csv_row(design: Design, run: Run) -> list[object]:
     for role in wording.ROLES:
         used = [each.cpu_seconds for each in run.processes if each.role == role]
         cpu.append(round(sum(used), 6) if used else "")
-    started = datetime.fromtimestamp(run.started, timezone.utc).isoformat(timespec="seconds") if run.started else ""
+    when = wording.moment(run.started)
+    started = when.isoformat(timespec="seconds") if when else ""
     measured = (run.value, run.unit, run.seconds, run.steps) if good else ("", "", "", "")
     return [run.block + 1, cell.label, *cell.levels, *measured, run.problem, *cpu, started]

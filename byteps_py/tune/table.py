@@ -9,9 +9,9 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from byteps_py.tune import wording
+from byteps_py.tune import remarks, wording
 from byteps_py.tune.model import BASELINE
-from byteps_py.tune.results import Analysis
+from byteps_py.tune.results import Analysis, CellResult
 
 __all__ = ["as_text"]
 
@@ -70,7 +70,7 @@ class _Paper:
         """A line that begins a part."""
         if self.lines:
             self.lines.append("")
-        self.lines += [self._paint(line, _BOLD) for line in textwrap.wrap(text, self._width)]
+        self.lines += [self._paint(line, _BOLD) for line in textwrap.wrap(text, self._width, break_on_hyphens=False)]
 
     def text(self, text: str, first: str = "", rest: str = "", code: str = "") -> None:
         """A paragraph; ``first`` and ``rest`` are put before its first line and the others."""
@@ -121,16 +121,24 @@ def _results(analysis: Analysis, paper: _Paper) -> None:
     if environment := wording.environment(analysis.design):
         paper.text(f"Environment of all runs: {wording.plain(environment)}")
     paper.lines.append("")
-    units = list(dict.fromkeys(each.unit for each in analysis.cells if each.values)) or ["value"]
+    units = wording.units(analysis)
     unit = units[0] if len(units) == 1 else "median"
-    rows = [_cell_row(analysis, index, paper, len(units) > 1) for index in range(len(analysis.cells))]
-    paper.table(["", unit, "gain", "95 % interval", "", "runs"], rows, left=(0, 4))
-    shown = "" if unit == "median" else f"{unit}: the median of the runs. "
-    paper.text(f"{shown}Gain: over the baseline, compared within blocks.", code=_DIM)
+    said = remarks.of_cells(analysis)
+    rows = [
+        _cell_row(cell, index, said.rows[index], paper, len(units) > 1) for index, cell in enumerate(analysis.cells)
+    ]
+    titles = ["", unit, "gain", "95 % interval", "", "runs"]
+    if any(cell.failed for cell in analysis.cells):
+        titles.append("failed")
+    paper.table(titles, [_Row(row.texts[: len(titles)], row.remarks) for row in rows], left=(0, 4))
+    for sentence in said.below:
+        paper.text(sentence)
+    if any(cell.against_baseline for cell in analysis.cells):
+        shown = "" if unit == "median" else f"{unit}: the median of the runs. "
+        paper.text(shown + remarks.MEANING, code=_DIM)
 
 
-def _cell_row(analysis: Analysis, index: int, paper: _Paper, with_unit: bool) -> _Row:
-    cell = analysis.cells[index]
+def _cell_row(cell: CellResult, index: int, said: tuple[str, ...], paper: _Paper, with_unit: bool) -> _Row:
     interval = cell.against_baseline
     if cell.median is None:
         median, verdict = "-", wording.without_value(cell)
@@ -142,16 +150,18 @@ def _cell_row(analysis: Analysis, index: int, paper: _Paper, with_unit: bool) ->
         median,
         *wording.gain_words(interval),
         _folded(verdict, paper),
-        wording.run_count(analysis, index),
+        str(cell.done + cell.failed),
+        str(cell.failed),
     )
-    return _Row(texts, tuple(wording.cell_remarks(analysis, index)))
+    return _Row(texts, said)
 
 
 def _effects(analysis: Analysis, paper: _Paper) -> None:
     if not wording.has_effects(analysis):
         return
     paper.title("Each factor by itself, averaged over the levels of the others")
-    unit = next((each.unit for each in analysis.cells if each.values), "")
+    unit = wording.units(analysis)[0]
+    said = remarks.of_effects(analysis.effects)
     rows = [
         _Row(
             (
@@ -160,11 +170,13 @@ def _effects(analysis: Analysis, paper: _Paper) -> None:
                 _folded(wording.verdict_words(effect.interval, unit), paper),
                 str(effect.interval.blocks) if effect.interval is not None else "-",
             ),
-            tuple(wording.effect_remarks(effect)),
+            below,
         )
-        for effect in analysis.effects
+        for effect, below in zip(analysis.effects, said.rows, strict=True)
     ]
     paper.table(["", "gain", "95 % interval", "", "blocks"], rows, left=(0, 3))
+    for sentence in said.below:
+        paper.text(sentence)
 
 
 def _folded(verdict: str, paper: _Paper) -> str:
@@ -175,8 +187,8 @@ def _stages(analysis: Analysis, paper: _Paper) -> None:
     names = wording.stage_names(analysis)
     if not names:
         return
-    paper.title("Where the time goes: ms per step of each worker, and the share of it")
-    paper.text("Partitions travel side by side and each counts, so all may be more than the time of a step.")
+    paper.title("Where the time goes: ms per step of each worker, and the share of the sum of the stages")
+    paper.text(wording.ABOUT_STAGES)
     rows = []
     for cell in analysis.cells:
         stages = {each.name: each for each in cell.stages}
@@ -227,8 +239,8 @@ def _failures(analysis: Analysis, paper: _Paper) -> None:
     for index, cell in enumerate(analysis.cells):
         if not cell.failed:
             continue
-        paper.title(f"{wording.plain(cell.cell.label)}: {wording.count(cell.failed, 'run')} failed")
-        for problem in wording.failures(analysis, index):
+        paper.title(f"{wording.plain(cell.cell.label)}: {wording.failed_words(cell.failed, cell.failed + cell.done)}")
+        for problem in remarks.failures(analysis, index):
             paper.text(problem, "- ", "  ")
         end = wording.log_end(cell.log)
         if end:

@@ -9,40 +9,40 @@ import math
 import re
 import shlex
 from collections.abc import Sequence
+from datetime import datetime, timezone
 
-from byteps_py.tune.model import BASELINE, Design, Run
+from byteps_py.tune import gains
+from byteps_py.tune.model import Design, Run
 from byteps_py.tune.results import Analysis, CellResult, Effect, Interval
 
 __all__ = [
+    "ABOUT_STAGES",
     "ROLES",
-    "block_ratios",
-    "cell_remarks",
     "command_line",
     "cores",
     "count",
     "effect_name",
-    "effect_remarks",
     "environment",
-    "failures",
+    "failed_words",
     "fold",
-    "gain",
-    "gain_limits",
     "gain_words",
     "has_effects",
     "headline",
     "hosts",
+    "is_metric",
     "knows_openmp",
+    "listed",
     "log_end",
+    "moment",
     "number",
     "openmp_facts",
-    "percent",
+    "pieces",
     "plain",
-    "range_words",
-    "run_count",
     "shell_word",
     "short",
     "stage_names",
     "state",
+    "units",
     "verdict_words",
     "without_value",
 ]
@@ -50,13 +50,22 @@ __all__ = [
 ROLES = ("worker", "server", "scheduler")
 """The order in which roles are shown."""
 
+ABOUT_STAGES = (
+    "What a script computes itself is in no stage. Partitions travel side by side and each counts, so the stages "
+    "together may be more than the time of a step."
+)
+"""What a reader must know of the times of the stages."""
+
 _LOG_LINES = 15
-_ROOM = 1.0
-"""How far intervals may stretch an axis beyond the points, as a part of the width that the points take."""
-_PIECES = re.compile(r"[^\s_=,./+-]*(?:[\s_=,./+-]+|$)")
-"""A name may be broken behind these."""
-_BEYOND_USE = 2.0
-"""An experiment that may miss this ratio says nothing; by how much it misses is of no interest."""
+_SPLITS = (
+    re.compile(r"(?:\+ )?[^\s,]*(?:[\s,]+|$)"),
+    re.compile(r"[^\s,]*(?:[\s,]+|$)"),
+    re.compile(r"[^=]*(?:=+|$)"),
+    re.compile(r"[^_./+-]*(?:[_./+-]+|$)"),
+)
+"""Behind what a name may be broken, the best places first. The plus belongs to what follows it."""
+_NAMED = 3
+"""How many cells a headline names of those that are faster, and of those that are slower."""
 
 
 def number(value: float) -> str:
@@ -73,17 +82,19 @@ def short(value: float) -> str:
     """Three digits, all of them shown, for columns of like things: ``0.900``, ``12.3``, ``1234``."""
     if value == 0:
         return "0"
+    if not abs(value) < 1e9:
+        return f"{value:.3g}"
     return f"{value:.{min(4, max(0, 2 - math.floor(math.log10(abs(value)))))}f}"
 
 
 def fold(text: str, width: int) -> list[str]:
     """``text`` in lines of at most ``width`` characters, all but the first indented by two; at least one line.
 
-    Lines end behind a blank or a mark such as ``_``, ``=``, ``-``; a longer piece is cut.
+    They end where :func:`pieces` do.
     """
     lines: list[str] = []
     line = ""
-    for piece in _PIECES.findall(text):
+    for piece in pieces(text, width - 2):
         while len((line + piece).rstrip()) > width:
             if line.strip():
                 lines.append(line.rstrip())
@@ -96,41 +107,18 @@ def fold(text: str, width: int) -> list[str]:
     return [*lines, line.rstrip()] if line.strip() or not lines else lines
 
 
-def gain(ratio: float) -> float:
-    """What a ratio adds, in per cent."""
-    return 100.0 * (ratio - 1.0)
+def pieces(text: str, width: int, split: int = 0) -> list[str]:
+    """``text`` in pieces between which a line may end: behind a comma or a blank.
 
-
-def gain_limits(analysis: Analysis) -> tuple[float, float]:
-    """Ends of an axis of gains in per cent: all points and blocks are on it, and 0.
-
-    Of the intervals as much as leaves room for those: two blocks may give one a hundred times as wide.
+    What is longer than ``width`` may be broken behind ``=``, and what still is behind other marks. ``split`` is the
+    kind of place to begin with.
     """
-    points, ends = [0.0], [0.0]
-    for index, cell in enumerate(analysis.cells):
-        if (interval := cell.against_baseline) is not None:
-            points += [gain(interval.ratio), *map(gain, block_ratios(analysis, index))]
-            ends += [gain(each) for each in (interval.low, interval.high) if each is not None]
-    width = max(max(points) - min(points), 2.0)
-    low = max(min(points + ends), min(points) - _ROOM * width)
-    high = min(max(points + ends), max(points) + _ROOM * width)
-    margin = 0.05 * max(high - low, 2.0)
-    return low - margin, high + margin
-
-
-def percent(ratio: float, sign: bool = True) -> str:
-    """A ratio as what it adds: 1.397 is ``+39.7 %``; one digit after the point below 100 %."""
-    more = gain(ratio)
-    digits = 1 if abs(more) < 99.95 else 0
-    more = round(more, digits) + 0.0  # no minus before a zero
-    return f"{more:{'+' if sign else ''}.{digits}f} %"
-
-
-def range_words(interval: Interval | None) -> str:
-    """The ends of the interval: ``+33.1 to +46.8 %``; empty without one."""
-    if interval is None or interval.low is None or interval.high is None:
-        return ""
-    return f"{percent(interval.low).removesuffix(' %')} to {percent(interval.high)}"
+    if split == len(_SPLITS) or not text:
+        return [text] if text else []
+    found = [each for each in _SPLITS[split].findall(text) if each]
+    return [
+        part for each in found for part in ([each] if len(each.rstrip()) <= width else pieces(each, width, split + 1))
+    ]
 
 
 def verdict_words(interval: Interval | None, unit: str) -> str:
@@ -147,46 +135,14 @@ def verdict_words(interval: Interval | None, unit: str) -> str:
     return "faster" if verdict == "more" else "slower"
 
 
-def cell_remarks(analysis: Analysis, index: int) -> list[str]:
-    """What is to be said about a cell beyond its row: what would have been seen, what is inert, which runs failed."""
-    cell = analysis.cells[index]
-    inert = _inert(analysis, cell)
-    remarks = _seen(cell.against_baseline)
-    if inert:
-        remarks.append(f"inert: {inert}")
-    return [*remarks, *failures(analysis, index)]
-
-
 def has_effects(analysis: Analysis) -> bool:
     """Whether more than one factor is varied, so that their effects say more than the rows of the cells."""
     return sum(len(each.levels) > 1 for each in analysis.design.factors) > 1 and bool(analysis.effects)
 
 
-def effect_remarks(effect: Effect) -> list[str]:
-    """The same for a row of the factors."""
-    return _seen(effect.interval) + ([f"inert: {plain(effect.inert)}"] if effect.inert else [])
-
-
 def effect_name(effect: Effect) -> str:
     """``omp-wait-policy: passive over active``."""
     return plain(f"{effect.factor}: {effect.level or repr('')} over {effect.baseline or repr('')}")
-
-
-def failures(analysis: Analysis, index: int) -> list[str]:
-    """One line for each reason why runs of a cell failed, with the blocks in which they did, counted from 1.
-
-    Runs that failed and were made again with success are passed over.
-    """
-    mine = [run for run in analysis.runs if run.cell == index]
-    good = {run.block for run in mine if not run.problem}
-    blocks: dict[str, list[int]] = {}
-    for run in {run.block: run for run in mine if run.block not in good}.values():
-        blocks.setdefault(run.problem, []).append(run.block + 1)
-    found = [
-        f"failed in block{'s' if len(where) > 1 else ''} {_listed(sorted(where))}: {plain(problem)}"
-        for problem, where in blocks.items()
-    ]
-    return found or [f"failed: {plain(problem)}" for problem in analysis.cells[index].problems]
 
 
 def count(number_of: int, noun: str) -> str:
@@ -198,7 +154,7 @@ def gain_words(interval: Interval | None, nothing: str = "-") -> tuple[str, str]
     """The ratio and the ends of its interval, each ``nothing`` where there is none."""
     if interval is None:
         return nothing, nothing
-    return percent(interval.ratio), range_words(interval) or nothing
+    return gains.percent(interval.ratio), gains.range_words(interval) or nothing
 
 
 def without_value(cell: CellResult) -> str:
@@ -208,16 +164,30 @@ def without_value(cell: CellResult) -> str:
     return "failed" if cell.failed else "not run"
 
 
-def run_count(analysis: Analysis, index: int) -> str:
-    """``5``, or ``3/5`` where runs failed or are missing."""
-    cell = analysis.cells[index]
-    good = len(cell.values)
-    wanted = max(analysis.design.repeats if not analysis.finished else 0, good + cell.failed)
-    return str(good) if good == wanted else f"{good}/{wanted}"
+def moment(seconds: float) -> datetime | None:
+    """A time of a run, in UTC; None if it does not say, or says what is no time."""
+    try:
+        return datetime.fromtimestamp(seconds, timezone.utc) if seconds else None
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def is_metric(analysis: Analysis) -> bool:
+    """Whether a number from the output is compared, of which nobody knows whether more is faster."""
+    return bool(analysis.design.metric) or any(each.unit == "metric" for each in analysis.cells if each.values)
+
+
+def units(analysis: Analysis) -> list[str]:
+    """Of the values that there are, each once; never empty."""
+    found = dict.fromkeys(each.unit for each in analysis.cells if each.values)
+    return list(found) or ["metric" if is_metric(analysis) else "value"]
 
 
 def state(analysis: Analysis) -> str:
-    """How much was run: ``4 cells, 20 runs in 5 blocks, 2 workers``, and whether that is all."""
+    """How much was run: ``4 cells, 20 runs in 5 blocks, 2 workers``, how much of it failed, and whether that is all.
+
+    Of each cell and block one run counts, the last.
+    """
     design = analysis.design
     cells, blocks = len(design.cells), design.repeats
     bad = sum(cell.failed for cell in analysis.cells)
@@ -227,28 +197,50 @@ def state(analysis: Analysis) -> str:
     if design.num_workers:
         text += f", {count(design.num_workers, 'worker')}"
     if bad:
-        text += f"; {count(bad, 'run')} failed"
+        text += f"; {failed_words(bad, runs)}"
     if not analysis.finished:
         text += "; not finished"
     return text
 
 
+def failed_words(failed: int, runs: int) -> str:
+    """``1 of 5 runs failed``."""
+    return f"{failed} of {count(runs, 'run')} failed"
+
+
 def headline(analysis: Analysis) -> str:
-    """The answer in one sentence, for those who read no table."""
-    shown = [each for each in analysis.cells if each.against_baseline is not None]
-    metric = any(each.unit == "metric" for each in shown)
-    more, less = [
-        [each for each in shown if each.against_baseline and each.against_baseline.verdict == verdict]
+    """The answer in one sentence, for those who read no table: what is faster and what is slower, and by how much."""
+    metric = is_metric(analysis)
+    shown = [(each, each.against_baseline) for each in analysis.cells if each.against_baseline is not None]
+    more, less = (
+        [
+            (plain(cell.cell.label), gains.size(one.ratio))
+            for cell, one in sorted(shown, key=lambda each: each[1].ratio, reverse=verdict == "more")
+            if one.verdict == verdict
+        ]
         for verdict in ("more", "less")
-    ]
-    best = max(more, key=_ratio, default=None)
-    if best is not None and best.against_baseline is not None:
-        much = percent(best.against_baseline.ratio, sign=False)
-        return f"{plain(best.cell.label)}: {much} {'more' if metric else 'faster'} than the baseline."
-    if any(each.against_baseline and each.against_baseline.verdict == "none" for each in shown) or less:
-        loss = f"; {len(less)} of {len(shown)} are {'less' if metric else 'slower'}" if less else ""
-        return f"Nothing was shown to {'give more' if metric else 'be faster'} than the baseline{loss}."
-    return "Nothing can be said yet: a comparison needs two blocks in which both cells ran well."
+    )
+    worse = "less" if metric else "slower"
+    if more:
+        label, much = more[0]
+        what = f"the metric is {much} more than the baseline's" if metric else f"{much} faster than the baseline"
+        also = f"; also {'more' if metric else 'faster'}: {_named(more[1:])}" if more[1:] else ""
+        return f"{label}: {what}{also}{f'; {worse}: {_named(less)}' if less else ''}."
+    if less:
+        (label, much), *others = less
+        loss = f"; {label} is {worse} by {much}{f', {_named(others)}' if others else ''}"
+    elif any(one.verdict == "none" for _, one in shown):
+        loss = ""
+    else:
+        return "Nothing can be said yet: a comparison needs two blocks in which both cells ran well."
+    return f"Nothing was shown to {'give more of the metric' if metric else 'be faster'} than the baseline{loss}."
+
+
+def _named(cells: Sequence[tuple[str, str]]) -> str:
+    """``+ A by 41.4 %, + B by 7.4 % and 2 others``."""
+    text = ", ".join(f"{label} by {much}" for label, much in cells[:_NAMED])
+    rest = len(cells) - _NAMED
+    return f"{text} and {count(rest, 'other')}" if rest > 0 else text
 
 
 def stage_names(analysis: Analysis) -> list[str]:
@@ -257,9 +249,18 @@ def stage_names(analysis: Analysis) -> list[str]:
 
 
 def cores(analysis: Analysis) -> str:
-    """On how many cores a process may run, as the processes said; empty if none did."""
-    known = sorted({use.cores for run in analysis.runs for use in run.processes if use.cores})
-    return f"a process may use {' or '.join(map(str, known))} core{'s' if known != [1] else ''}" if known else ""
+    """How many cores all processes have together, as they said; empty if none did."""
+    used = [use for run in analysis.runs for use in run.processes if use.cores]
+    known, machines = sorted({use.cores for use in used}), {use.host for use in used}
+    if not known:
+        return ""
+    if len(machines) == 1 and len(known) == 1:
+        return f"the machine has {count(known[0], 'core')} for all of them"
+    if len(machines) == 1:
+        return f"a process may use {listed(known, 'or')} cores of the machine, which are there for all of them"
+    if len(known) == 1:
+        return f"each of the {len(machines)} machines has {count(known[0], 'core')} for all its processes"
+    return f"cores for all processes of a machine: {hosts(analysis.runs)}"
 
 
 def knows_openmp(cell: CellResult) -> bool:
@@ -279,18 +280,6 @@ def openmp_facts(cell: CellResult) -> tuple[str, str, str, str, str]:
     return (*(server if servers else ("-", "-", "-")), *worker)
 
 
-def block_ratios(analysis: Analysis, index: int) -> tuple[float, ...]:
-    """Value over the baseline's, of each block that has both, in the order of blocks."""
-    units = analysis.cells[index].unit, analysis.cells[BASELINE].unit
-    values = {
-        (run.cell, run.block): run.value
-        for run in analysis.runs
-        if not run.problem and 0 < run.value < math.inf and units == (run.unit, run.unit)
-    }
-    blocks = sorted(block for cell, block in values if cell == index and (BASELINE, block) in values)
-    return tuple(values[index, block] / values[BASELINE, block] for block in blocks)
-
-
 def log_end(log: str, lines: int = _LOG_LINES) -> list[str]:
     """The last lines of a log that are not blank."""
     return [line.rstrip() for text in log.splitlines() if (line := plain(text)).strip()][-lines:]
@@ -302,7 +291,7 @@ def hosts(runs: Sequence[Run]) -> str:
     for use in (use for run in runs for use in run.processes if use.host):
         found.setdefault(use.host, set()).update({use.cores} - {0})
     return "; ".join(
-        f"{plain(host)}: {_listed(sorted(known), 'or')} core{'s' if known != {1} else ''}" if known else plain(host)
+        f"{plain(host)}: {listed(sorted(known), 'or')} core{'s' if known != {1} else ''}" if known else plain(host)
         for host, known in sorted(found.items())
     )
 
@@ -368,31 +357,6 @@ def _level(level: str) -> str:
     return level.replace("\\", "\\\\").replace(",", "\\,")
 
 
-def _seen(interval: Interval | None) -> list[str]:
-    if interval is None or interval.verdict != "none" or interval.detectable is None:
-        return []
-    if interval.detectable > _BEYOND_USE:
-        return [f"too few blocks, or too noisy: {percent(_BEYOND_USE, sign=False)} might not have been seen"]
-    return [f"{percent(interval.detectable, sign=False)} or more would have been seen 9 times in 10"]
-
-
-def _inert(analysis: Analysis, result: CellResult) -> str:
-    """Why a cell cannot differ from the baseline: all that it changes is inert. Empty if something may matter."""
-    base = analysis.cells[BASELINE].cell.levels
-    reasons: list[str] = []
-    for factor, level, normal in zip(analysis.design.factors, result.cell.levels, base, strict=False):
-        if level != normal:
-            effect = next((e for e in analysis.effects if (e.factor, e.level) == (factor.name, level)), None)
-            if effect is None or not effect.inert:
-                return ""
-            reasons.append(plain(effect.inert))
-    return "; ".join(dict.fromkeys(reasons))
-
-
-def _ratio(cell: CellResult) -> float:
-    return cell.against_baseline.ratio if cell.against_baseline is not None else 0.0
-
-
-def _listed(numbers: Sequence[int], word: str = "and") -> str:
+def listed(numbers: Sequence[int], word: str = "and") -> str:
     texts = [str(each) for each in numbers]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} {word} {texts[-1]}"

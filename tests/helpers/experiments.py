@@ -116,6 +116,35 @@ def with_a_metric() -> Analysis:
     return analysis(plan, made)
 
 
+def with_wide_intervals() -> Analysis:
+    """Two blocks that say the opposite: nothing can be concluded, and the ends of intervals are far out."""
+    plan = _founding_design(2)
+    factors = {(1, 0): 4.0, (1, 1): 0.5, (2, 0): 0.3, (2, 1): 1.2, (3, 0): 40.0, (3, 1): 0.9}
+    made = runs(plan, FOUNDING[:1] * 4)
+    made = tuple(
+        msgspec.structs.replace(each, value=each.value * factors.get((each.cell, each.block), 1.0)) for each in made
+    )
+    return analysis(plan, made)
+
+
+def with_equal_values() -> Analysis:
+    """A metric that is the same in every run."""
+    whole = with_a_metric()
+    return analysis(whole.design, [msgspec.structs.replace(each, value=0.5) for each in whole.runs])
+
+
+def with_only_failures() -> Analysis:
+    """No run of any cell has a value."""
+    plan = _founding_design(5)
+    return analysis(plan, [failed(each, "exit status 1") for each in runs(plan, FOUNDING)])
+
+
+def with_slower_cells() -> Analysis:
+    """Everything that was tried makes it slower."""
+    plan = _founding_design(5)
+    return analysis(plan, runs(plan, (4337.0, 3530.0, 4100.0, 2500.0)))
+
+
 def with_an_inert_factor() -> Analysis:
     """A team of one has no wait policy."""
     plan = _founding_design(5)

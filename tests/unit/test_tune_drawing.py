@@ -10,7 +10,9 @@ from byteps_py.tune.results import Interval, StageShare
 
 def test_an_interval_lies_where_its_numbers_are() -> None:
     svg = drawing.interval_bar(Interval(3, 1.5, 1.25, 1.75, 1.5, 1.2), (1.0, 2.0), (0.0, 100.0))
-    width = int(re.findall(r'width="(\d+)"', svg)[0])
+    whole, start = int(re.findall(r'width="(\d+)"', svg)[0]), int(re.findall(r'viewBox="(-\d+) 0 ', svg)[0])
+    width = whole + 2 * start
+    assert start <= -5, "room for marks at the ends"
     (left, right), *_ = re.findall(r'class="more"[^>]* x1="([\d.]+)" x2="([\d.]+)"', svg)
     assert [float(left), float(right)] == [width / 4, width * 3 / 4]
     assert [float(each) for each in re.findall(r'cx="([\d.]+)"', svg)] == [width / 2, 0.0, float(width)]

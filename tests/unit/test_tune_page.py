@@ -22,6 +22,10 @@ EXAMPLES: tuple[Callable[[], Analysis], ...] = (
     experiments.without_intervals,
     experiments.with_a_metric,
     experiments.with_an_inert_factor,
+    experiments.with_wide_intervals,
+    experiments.with_equal_values,
+    experiments.with_only_failures,
+    experiments.with_slower_cells,
     experiments.large,
 )
 EMPTY = {"meta", "img", "br", "wbr", "line", "circle", "polyline"}
@@ -97,14 +101,16 @@ def test_every_row_has_all_columns(example: Callable[[], Analysis]) -> None:
 def test_the_page_says_what_the_table_says() -> None:
     text = Reader(as_html(experiments.founding(), None)).text
     for words in (
-        "+ both: 51.7 % faster than the baseline.",
+        "+ both: 51.7 % faster than the baseline; also faster: + omp-wait-policy=passive by 41.4 %, + num-servers=2",
         "4 cells, 20 runs in 5 blocks, 2 workers.",
         "+41.4 %",
         "+37.2 to +45.8 %",
         "omp-wait-policy: passive over active",
         "wait for others",
         "2 servers",
-        "a process may use 2 cores",
+        "for comparison: the machine has 2 cores for all of them",
+        "the share of the sum of the stages.\nWhat a script computes itself is in no stage.",
+        "not the ratio of the medians",
         "5 comparisons: where there is no difference, one in twenty shows one by chance",
         "2026-09-21 14:13 to 2026-09-21 14:32 UTC",
         "100 steps after 20 of warm-up",
@@ -195,5 +201,38 @@ def test_an_end_that_is_far_out_is_drawn_at_the_edge() -> None:
     cell = msgspec.structs.replace(whole.cells[1], against_baseline=wide)
     page = as_html(msgspec.structs.replace(whole, cells=(whole.cells[0], cell, *whole.cells[2:])), None)
     numbers = [float(each) for each in re.findall(r'(?:x1|x2|cx)="([^"]*)"', page)]
-    assert min(numbers) >= 0
+    assert min(numbers) >= 0, "the box around them begins at -5"
     assert max(numbers) <= 190
+
+
+def test_runs_that_count_and_those_that_failed_are_told_alike() -> None:
+    text = Reader(as_html(experiments.with_a_failed_cell(), None)).text
+    for words in (
+        "2 workers; 6 of 20 runs failed.",
+        "+ both: 5 of 5 runs failed",
+        "+ num-servers=2: 1 of 5 runs failed",
+    ):
+        assert words in text
+    assert "<td>5<small>1 failed</small></td>" in as_html(experiments.with_a_failed_cell(), None)
+
+
+def test_names_are_broken_at_commas_and_blanks_only() -> None:
+    page = as_html(experiments.founding(), None)
+    assert page.count('<th scope="row"><span>+ num-servers=2</span>') == 4, "cells, stages, CPU, OpenMP"
+    assert "tbody th span { white-space: nowrap; }" in page
+    long = as_html(experiments.large(), None)
+    assert "BYTEPS_<wbr>" not in long
+    assert "<span>BYTEPS_</span><wbr><span>PARTITION_</span>" in long
+
+
+def test_a_time_that_is_none_is_not_shown() -> None:
+    whole = experiments.founding()
+    for bad in (1e30, 1e300, -1e12, float("nan"), float("inf")):
+        runs = tuple(msgspec.structs.replace(each, started=bad) for each in whole.runs)
+        assert " UTC" not in as_html(msgspec.structs.replace(whole, runs=runs), None)
+        assert "14:13 to " in as_html(msgspec.structs.replace(whole, runs=(*whole.runs, *runs)), None)
+
+
+def test_what_all_rows_have_in_common_is_said_once() -> None:
+    text = Reader(as_html(experiments.with_wide_intervals(), None)).text
+    assert text.count("too few blocks") == 2, "below the cells and below the effects"

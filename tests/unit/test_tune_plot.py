@@ -25,6 +25,10 @@ EXAMPLES: tuple[Callable[[], Analysis], ...] = (
     experiments.without_intervals,
     experiments.with_a_metric,
     experiments.with_an_inert_factor,
+    experiments.with_wide_intervals,
+    experiments.with_equal_values,
+    experiments.with_only_failures,
+    experiments.with_slower_cells,
     experiments.large,
 )
 
@@ -124,3 +128,78 @@ def test_matplotlib_is_loaded_only_when_something_is_drawn() -> None:
         "import sys; from byteps_py.tune import report; assert not [m for m in sys.modules if m.startswith('matplot')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def texts(analysis: Analysis, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is written anywhere in the picture, but for the numbers at the axes."""
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+    found: list[str] = []
+
+    def look(figure: Figure, *args: object, **kwargs: object) -> None:
+        figure.draw_without_rendering()
+        ticks = {label for axes in figure.axes for label in axes.get_xticklabels()}
+        found.extend(each.get_text() for each in figure.findobj(Text) if each not in ticks and each.get_text())
+
+    monkeypatch.setattr(Figure, "savefig", look)
+    plot.as_png(analysis)
+    return found
+
+
+@with_matplotlib
+def test_the_numbers_are_beside_their_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = texts(experiments.founding(), monkeypatch)
+    assert {"How much faster", "4195 samples/s", "+41.4 %\n37 to 46 %", "+51.7 %\n47 to 56 %"} <= set(said)
+    assert "+508 %\n-100 to > 1000 %" in texts(experiments.with_wide_intervals(), monkeypatch)
+    assert "+49.2 %\none block" in texts(experiments.unfinished(), monkeypatch)
+
+
+@with_matplotlib
+@pytest.mark.parametrize(
+    ("example", "caption"),
+    [
+        (experiments.founding, "with 95 % interval; small dots: single blocks\nblue: faster"),
+        (experiments.with_slower_cells, "with 95 % interval; small dots: single blocks\nred: slower"),
+        (experiments.with_a_metric, "with 95 % interval; small dots: single blocks\ngrey: no difference shown"),
+        (experiments.without_intervals, "in %; small dots: single blocks\ngrey: one block, nothing can be said"),
+        (experiments.unfinished, "single blocks\nblue: faster, grey: no difference shown, or one block"),
+    ],
+)
+def test_the_caption_speaks_of_what_is_there(
+    example: Callable[[], Analysis], caption: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (said,) = (each for each in texts(example(), monkeypatch) if each.startswith("gain over"))
+    assert said.endswith(caption)
+
+
+@with_matplotlib
+def test_where_nothing_is_compared_there_is_no_axis(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = texts(experiments.with_only_failures(), monkeypatch)
+    assert [each for each in said if each.startswith("gain")] == []
+    assert said.count("failed") == 4
+    assert texts(experiments.with_a_failed_cell(), monkeypatch).count("failed") == 1
+
+
+@with_matplotlib
+def test_the_title_of_a_metric(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = experiments.with_a_metric().design
+    made = [experiments.failed(each, "no match") for each in experiments.runs(plan, (1.0, 1.0, 1.0))]
+    for whole in (experiments.with_a_metric(), experiments.analysis(plan, made)):
+        assert "How the metric differs" in texts(whole, monkeypatch)
+
+
+@with_matplotlib
+def test_arrows_of_bars_that_are_cut_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.axes import Axes
+
+    drawn: list[tuple[object, object]] = []
+    original = Axes.plot
+
+    def look(axes: Axes, *args: object, **kwargs: object) -> object:
+        drawn.append((kwargs.get("marker"), kwargs.get("clip_on")))
+        return original(axes, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Axes, "plot", look)
+    plot.as_png(experiments.with_wide_intervals())
+    assert [clipped for mark, clipped in drawn if mark == 5] == [False] * 3

@@ -16,6 +16,7 @@ import pytest
 
 from byteps_py.errors import SettingsError
 from byteps_py.tune import plot, report
+from byteps_py.tune.model import Factor
 from byteps_py.tune.results import Analysis
 from tests.helpers import experiments
 
@@ -26,6 +27,10 @@ EXAMPLES: tuple[Callable[[], Analysis], ...] = (
     experiments.without_intervals,
     experiments.with_a_metric,
     experiments.with_an_inert_factor,
+    experiments.with_wide_intervals,
+    experiments.with_equal_values,
+    experiments.with_only_failures,
+    experiments.with_slower_cells,
 )
 
 
@@ -168,3 +173,29 @@ def test_files_may_be_read_by_whom_the_mask_allows(tmp_path: Path) -> None:
     reference = tmp_path / "reference"
     reference.touch()
     assert (tmp_path / "report.html").stat().st_mode == reference.stat().st_mode
+
+
+@pytest.mark.parametrize("started", [1e30, 1e300, -1e12, float("nan"), float("inf"), 0.0])
+def test_a_time_that_is_none_is_an_empty_field(started: float, tmp_path: Path) -> None:
+    whole = experiments.founding()
+    odd = msgspec.structs.replace(
+        whole, runs=tuple(msgspec.structs.replace(each, started=started) for each in whole.runs)
+    )
+    assert {each["started"] for each in rows(odd)} == {""}
+    assert len(report.write(odd, tmp_path)) == 4
+
+
+def test_no_two_columns_have_the_same_name() -> None:
+    names = ("cell", "factor cell", "value", "worker_cpu_seconds", "omp-wait-policy")
+    plan = experiments.design([Factor(name, (f"<{name}>",)) for name in names], ("baseline",))
+    made = experiments.runs(plan, (4.0,))
+    text = report.as_csv(experiments.analysis(plan, made))
+    head = next(csv.reader(io.StringIO(text)))
+    assert len(set(head)) == len(head)
+    read = rows(experiments.analysis(plan, made))[0]
+    assert read["cell"] == "baseline"
+    assert read["factor cell"] == "<cell>"
+    assert read["factor factor cell"] == "<factor cell>"
+    assert read["factor value"] == "<value>"
+    assert read["omp-wait-policy"] == "<omp-wait-policy>"
+    assert float(read["value"]) > 0

@@ -19,6 +19,10 @@ EXAMPLES: tuple[Callable[[], Analysis], ...] = (
     experiments.without_intervals,
     experiments.with_a_metric,
     experiments.with_an_inert_factor,
+    experiments.with_wide_intervals,
+    experiments.with_equal_values,
+    experiments.with_only_failures,
+    experiments.with_slower_cells,
     experiments.large,
 )
 ESCAPE = re.compile(r"\x1b\[\d+m")
@@ -31,7 +35,8 @@ def row(text: str, label: str) -> str:
 
 def test_the_founding_table() -> None:
     text = as_text(experiments.founding())
-    assert text.startswith("+ both: 51.7 % faster than the baseline.\n4 cells, 20 runs in 5 blocks, 2 workers.\n")
+    assert text.startswith("+ both: 51.7 % faster than the baseline; also faster: ")
+    assert "\n4 cells, 20 runs in 5 blocks, 2 workers.\n" in text
     assert row(text, "baseline").split() == ["baseline", "4195", "-", "-", "5"]
     words = row(text, "+ omp-wait-policy=passive").split()
     assert words[2:] == ["6031", "+41.4", "%", "+37.2", "to", "+45.8", "%", "faster", "5"]
@@ -92,13 +97,14 @@ def test_where_the_time_goes() -> None:
     assert row(part, "baseline").split()[1:] == ["0.900", "1.30", "4.20", "6.50", "2.10", "8.80", "5.00", "1.20"]
     share = part.splitlines()[part.splitlines().index(row(part, "baseline")) + 1]
     assert share.replace(" %", "").split() == ["3", "4", "14", "22", "7", "29", "17", "4"]
+    assert "the share of the sum of the stages\nWhat a script computes itself is in no stage." in part
     assert "Where the time goes" not in as_text(experiments.with_a_metric())
 
 
 def test_cpu_and_openmp_as_the_processes_had_them() -> None:
     text = as_text(experiments.founding())
     cpu = text[text.index("CPU of all processes") :].split("\n\n")[0]
-    assert "a process may use 2 cores" in cpu
+    assert "For comparison: the machine has 2 cores for all of them.\n" in cpu
     assert row(cpu, "+ both").split()[2:] == ["0.81", "101", "1.44", "180", "0.00", "0.500"]
     openmp = text[text.index("OpenMP as the processes") :].split("\n\n")[0]
     assert row(openmp, "+ both").split()[2:] == ["1", "2", "passive", "1", "passive"]
@@ -109,11 +115,11 @@ def test_cpu_and_openmp_as_the_processes_had_them() -> None:
 
 def test_a_failed_cell_hides_no_other_and_shows_the_end_of_its_log() -> None:
     text = as_text(experiments.with_a_failed_cell())
-    assert row(text, "+ both").split()[2:] == ["-", "-", "-", "failed", "0/5"]
+    assert row(text, "+ both").split()[2:] == ["-", "-", "-", "failed", "5", "5"]
     assert "    failed in blocks 1, 2, 3, 4 and 5: server 1 exited with status 1\n" in text
-    assert row(text, "+ num-servers=2").endswith("faster   4/5")
+    assert row(text, "+ num-servers=2").endswith("faster     5       1")
     assert "    failed in block 4: no step within 600 s; the run was ended\n" in text
-    end = text[text.index("+ both: 5 runs failed") :]
+    end = text[text.index("+ both: 5 of 5 runs failed") :]
     assert "  | [server 1] line 17\n" in end
     assert "line 16\n" not in end
     assert end.endswith("  | [server 1] MemoryError: no room\n")
@@ -131,7 +137,7 @@ def test_the_environment_of_all_runs_is_told() -> None:
 def test_an_unfinished_experiment_says_so() -> None:
     text = as_text(experiments.unfinished())
     assert "4 cells, 7 of 20 runs in 5 blocks, 2 workers; not finished.\n" in text
-    assert row(text, "+ both").split()[-4:] == ["one", "pair:", "unknown", "1/5"]
+    assert row(text, "+ both").split()[-4:] == ["one", "pair:", "unknown", "1"]
 
 
 def test_one_block_gives_no_interval_and_no_answer() -> None:
@@ -165,3 +171,30 @@ def test_an_experiment_in_which_nothing_worked() -> None:
     text = as_text(experiments.analysis(plan, made))
     assert text.startswith("Nothing can be said yet")
     assert text.count("failed in blocks 1, 2, 3, 4 and 5: exit status 1") == 8
+
+
+def test_what_all_rows_have_in_common_is_said_once() -> None:
+    text = as_text(experiments.with_wide_intervals())
+    said = "Every row: too few blocks, or too noisy: 100 % might not have been seen; use --repeats 5 or more.\n"
+    assert text.count(said) == text.count("too few blocks") == 2, "below the cells and below the effects"
+    assert "-100 to > 1000 %" in row(text, "+ both")
+
+
+def test_why_the_gain_is_not_the_ratio_of_the_medians() -> None:
+    said = "averaged; not the ratio of the medians, which mix slow and fast blocks."
+    assert said in as_text(experiments.founding()).replace("\n", " ")
+    assert "Gain:" not in as_text(experiments.with_only_failures()), "there is none"
+
+
+def test_a_metric_without_a_value_is_called_one() -> None:
+    plan = experiments.with_a_metric().design
+    made = [experiments.failed(each, "no match") for each in experiments.runs(plan, (1.0, 1.0, 1.0))]
+    text = as_text(experiments.analysis(plan, made))
+    assert re.search(r"^ +metric +gain ", text, re.MULTILINE)
+    assert "15 of 15 runs failed." in text
+
+
+def test_no_name_is_broken_at_a_hyphen() -> None:
+    text = as_text(experiments.with_slower_cells(), 80)
+    assert [line for line in text.splitlines() if line.split("  ")[0].endswith("-")] == []
+    assert text.replace("\n", " ").count("+ omp-wait-policy=passive by 17.6 %") == 1

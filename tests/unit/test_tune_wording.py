@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import subprocess
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from byteps_py.tune import factors, wording
 from byteps_py.tune.model import Factor
-from byteps_py.tune.results import Interval
+from byteps_py.tune.results import Analysis, Interval
 from tests.helpers import experiments
 
 
@@ -30,14 +31,6 @@ def test_numbers_have_four_digits(value: float, text: str) -> None:
 )
 def test_short_numbers_show_all_digits(value: float, text: str) -> None:
     assert wording.short(value) == text
-
-
-@pytest.mark.parametrize(
-    ("ratio", "text"),
-    [(1.0, "+0.0 %"), (0.99999, "+0.0 %"), (1.397, "+39.7 %"), (0.5, "-50.0 %"), (2.0, "+100 %"), (13.3, "+1230 %")],
-)
-def test_a_ratio_as_a_gain(ratio: float, text: str) -> None:
-    assert wording.percent(ratio) == text
 
 
 @pytest.mark.parametrize(
@@ -61,15 +54,6 @@ def test_folding_loses_nothing_and_keeps_to_the_width(text: str, width: int) -> 
     lines = wording.fold(text, width)
     assert all(len(line) <= width for line in lines)
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
-
-
-def test_names_are_folded_behind_marks() -> None:
-    assert wording.fold("+ LONG_NAME=1 + omp-wait-policy=passive", 18) == [
-        "+ LONG_NAME=1 +",
-        "  omp-wait-policy=",
-        "  passive",
-    ]
-    assert wording.fold("", 5) == [""]
 
 
 def test_the_command_makes_the_same_design() -> None:
@@ -99,38 +83,6 @@ def test_levels_are_typed_so_that_they_are_read_as_they_were(levels: list[str]) 
     plan = msgspec.structs.replace(experiments.founding().design, factors=(Factor("SOME_NAME", tuple(levels)),))
     words = shlex.split(wording.command_line(plan))
     assert factors.factor(words[words.index("--vary") + 1]).levels == tuple(levels)
-
-
-def test_a_run_that_was_made_again_has_not_failed() -> None:
-    whole = experiments.founding()
-    again = experiments.failed(whole.runs[-1], "it was Monday")
-    assert wording.failures(msgspec.structs.replace(whole, runs=(again, *whole.runs)), 3) == []
-
-
-def test_blocks_are_compared_only_where_both_ran_well() -> None:
-    whole = experiments.with_a_failed_cell()
-    assert len(wording.block_ratios(whole, 1)) == 5
-    assert len(wording.block_ratios(whole, 2)) == 4
-    assert wording.block_ratios(whole, 3) == ()
-
-
-def test_an_interval_of_two_blocks_leaves_the_points_in_sight() -> None:
-    whole = experiments.founding()
-    wide = Interval(2, 1.4, 0.01, 300.0, 1.4, 90.0)
-    cell = msgspec.structs.replace(whole.cells[1], against_baseline=wide)
-    low, high = wording.gain_limits(msgspec.structs.replace(whole, cells=(whole.cells[0], cell, *whole.cells[2:])))
-    assert low < 0
-    assert 50 < high < 150
-
-
-def test_the_headline() -> None:
-    whole = experiments.founding()
-    assert wording.headline(whole) == "+ both: 51.7 % faster than the baseline."
-    assert wording.headline(experiments.with_a_metric()) == "Nothing was shown to give more than the baseline."
-    slower = Interval(5, 0.8, 0.7, 0.9, 0.8, 1.1)
-    cells = (whole.cells[0], msgspec.structs.replace(whole.cells[1], against_baseline=slower))
-    expected = "Nothing was shown to be faster than the baseline; 1 of 1 are slower."
-    assert wording.headline(msgspec.structs.replace(whole, cells=cells)) == expected
 
 
 def test_the_environment_comes_before_the_command() -> None:
@@ -175,3 +127,97 @@ def test_no_server_is_not_an_unknown_one() -> None:
     assert wording.openmp_facts(alone) == ("-", "-", "-", "1", "passive")
     unknown = msgspec.structs.replace(alone, cpu=(), worker_team=0, worker_policy="")
     assert wording.openmp_facts(unknown) == ("?", "?", "?", "?", "?")
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (40, ["+ LONG_NAME=1 + omp-wait-policy=passive"]),
+        (30, ["+ LONG_NAME=1", "  + omp-wait-policy=passive"]),
+        (18, ["+ LONG_NAME=1 +", "  omp-wait-policy=", "  passive"]),
+        (14, ["+ LONG_NAME=1", "  + omp-wait-", "  policy=", "  passive"]),
+    ],
+)
+def test_names_are_folded_at_blanks_then_behind_equal_signs(width: int, lines: list[str]) -> None:
+    assert wording.fold("+ LONG_NAME=1 + omp-wait-policy=passive", width) == lines
+    assert wording.fold("", 5) == [""]
+
+
+def test_names_are_folded_behind_commas_and_not_at_hyphens() -> None:
+    assert wording.fold("num-workers=2,num-servers=1", 20) == ["num-workers=2,", "  num-servers=1"]
+
+
+def compared(*ratios: float, metric: bool = False) -> Analysis:
+    """A baseline and cells A, B ... of which each is sure to have its ratio."""
+    whole = experiments.with_a_metric() if metric else experiments.founding()
+    cells = [whole.cells[0]]
+    for name, ratio in zip("ABCDEF", ratios, strict=False):
+        interval = Interval(5, ratio, ratio * 0.99, ratio * 1.01, ratio, 1.01)
+        cell = msgspec.structs.replace(whole.cells[1].cell, label=name)
+        cells.append(msgspec.structs.replace(whole.cells[1], cell=cell, against_baseline=interval))
+    return msgspec.structs.replace(whole, cells=tuple(cells))
+
+
+@pytest.mark.parametrize(
+    ("ratios", "text"),
+    [
+        ((1.5,), "A: 50.0 % faster than the baseline."),
+        ((1.1, 1.5, 1.2), "B: 50.0 % faster than the baseline; also faster: C by 20.0 %, A by 10.0 %."),
+        ((1.1, 0.9, 1.0), "A: 10.0 % faster than the baseline; slower: B by 10.0 %."),
+        ((20.0,), "A: > 1000 % faster than the baseline."),
+        ((1.0,), "Nothing was shown to be faster than the baseline."),
+        ((0.814,), "Nothing was shown to be faster than the baseline; A is slower by 18.6 %."),
+        ((0.9, 0.8), "Nothing was shown to be faster than the baseline; B is slower by 20.0 %, A by 10.0 %."),
+        (
+            (1.6, 1.5, 1.4, 1.3, 1.2, 1.1),
+            "A: 60.0 % faster than the baseline; also faster: B by 50.0 %, C by 40.0 %, D by 30.0 % and 2 others.",
+        ),
+    ],
+)
+def test_the_headline_says_which_and_by_how_much(ratios: tuple[float, ...], text: str) -> None:
+    assert wording.headline(compared(*ratios)) == text
+
+
+@pytest.mark.parametrize(
+    ("ratios", "text"),
+    [
+        ((1.5, 1.2), "A: the metric is 50.0 % more than the baseline's; also more: B by 20.0 %."),
+        ((1.0,), "Nothing was shown to give more of the metric than the baseline."),
+        ((0.9,), "Nothing was shown to give more of the metric than the baseline; A is less by 10.0 %."),
+    ],
+)
+def test_the_headline_of_a_metric(ratios: tuple[float, ...], text: str) -> None:
+    assert wording.headline(compared(*ratios, metric=True)) == text
+
+
+def test_times_that_are_none() -> None:
+    assert str(wording.moment(1_790_000_000.0)) == "2026-09-21 14:13:20+00:00"
+    assert [wording.moment(each) for each in (0.0, 1e30, 1e300, -1e12, math.nan, math.inf)] == [None] * 6
+
+
+@pytest.mark.parametrize(
+    ("uses", "text"),
+    [
+        ([("a", 2), ("a", 2)], "the machine has 2 cores for all of them"),
+        ([("a", 1), ("a", 0)], "the machine has 1 core for all of them"),
+        ([("a", 2), ("a", 4)], "a process may use 2 or 4 cores of the machine, which are there for all of them"),
+        ([("a", 8), ("b", 8)], "each of the 2 machines has 8 cores for all its processes"),
+        ([("a", 8), ("b", 4)], "cores for all processes of a machine: a: 8 cores; b: 4 cores"),
+        ([("a", 0)], ""),
+    ],
+)
+def test_the_cores_that_all_processes_share(uses: list[tuple[str, int]], text: str) -> None:
+    whole = experiments.founding()
+    one = whole.runs[0].processes[0]
+    processes = tuple(msgspec.structs.replace(one, host=host, cores=cores) for host, cores in uses)
+    runs = (msgspec.structs.replace(whole.runs[0], processes=processes),)
+    assert wording.cores(msgspec.structs.replace(whole, runs=runs)) == text
+
+
+def test_runs_that_count_are_told_with_those_that_failed() -> None:
+    whole = experiments.with_a_failed_cell()
+    assert wording.state(whole) == "4 cells, 20 runs in 5 blocks, 2 workers; 6 of 20 runs failed"
+    part = experiments.analysis(whole.design, [experiments.failed(whole.runs[0], "x"), *whole.runs[:2]])
+    assert wording.state(part) == "4 cells, 2 of 20 runs in 5 blocks, 2 workers; not finished", (
+        "made again with success"
+    )
