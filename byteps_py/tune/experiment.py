@@ -178,8 +178,10 @@ def run(journal: Journal, environ: Mapping[str, str], screen: Screen) -> Outcome
                 made = _run_one(journal, block, cell, environ, screen, stop, clock, cells)
                 if made is None:
                     return Outcome(number=stop.number)
-                journal.append(msgspec.structs.replace(made, attempt=attempt))
-                _tell(journal, made, clock, cells[1:], screen)
+                try:
+                    journal.append(msgspec.structs.replace(made, attempt=attempt))
+                finally:
+                    _tell(journal, made, clock, cells[1:], screen)
                 failed |= {cell} if made.problem else set()
                 worked = worked or not made.problem
                 if not worked and len(failed) == len(design.cells):

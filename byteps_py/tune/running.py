@@ -3,7 +3,7 @@
 What a run leaves is in a folder of its own::
 
     runs/BLOCK-CELL/output.log    what the launcher and all processes have printed
-                    log/          the same by process: worker-0.log, server-0.log ...
+                    log/          the same by process, until the run has ended: worker-0.log, server-0.log ...
                     records/      what each process has measured
                     files/        the job's own: BYTEPS_RUN_DIR, and {run_dir} in the command
 
@@ -31,7 +31,8 @@ import msgspec
 from byteps_py import errors, known_names
 from byteps_py.tune import factors, records
 from byteps_py.tune.model import Cell, Design, Run
-from byteps_py.tune.output import find_metric, read_policy, tail
+from byteps_py.tune.output import find_metric, leave_out_displays, read_policy, tail
+from byteps_py.tune.watch import Watch
 from byteps_py.tune.wording import count, shell_word
 
 __all__ = [
@@ -82,45 +83,6 @@ class Stop:
 
     number: int = 0
     count: int = 0
-
-
-class Watch:
-    """How far the workers of a run are: reads what their records have grown by.
-
-    Args:
-        folder: where the records are; need not exist yet.
-        workers: how many there are.
-    """
-
-    def __init__(self, folder: Path, workers: int) -> None:
-        self._folder = folder
-        self._workers = workers
-        self._offsets: dict[Path, int] = {}
-        self._steps: dict[Path, int] = {}
-
-    def steps(self) -> int:
-        """Steps that every worker has made; 0 as long as one has no record."""
-        jobs: dict[Path, list[int]] = {}
-        for path in self._folder.glob("*/*/worker-*.jsonl"):
-            self._read(path)
-            jobs.setdefault(path.parent, []).append(self._steps.get(path, 0))
-        return max((min(steps) for steps in jobs.values() if len(steps) >= self._workers), default=0)
-
-    def _read(self, path: Path) -> None:
-        try:
-            with path.open("rb") as file:
-                file.seek(self._offsets.get(path, 0))
-                text = file.read()
-        except OSError:
-            return
-        whole = text[: text.rfind(b"\n") + 1]
-        self._offsets[path] = self._offsets.get(path, 0) + len(whole)
-        for line in reversed(whole.splitlines()):
-            with contextlib.suppress(msgspec.DecodeError, ValueError, TypeError, AttributeError):
-                entry = msgspec.json.decode(line)
-                if entry.get("kind") == "sample":
-                    self._steps[path] = max(self._steps.get(path, 0), int(entry["steps"]))
-                    return
 
 
 def run_folder(design: Design, cell: int, block: int, folder: Path) -> Path:
@@ -175,13 +137,14 @@ def run_cell(
     for name in ("log", "records", "files"):
         (place / name).mkdir(parents=True)
     started = time.time()
-    with (place / "output.log").open("wb") as output:
+    with (place / OUTPUT).open("wb") as output:
         process = subprocess.Popen(
             _command(design, design.cells[cell], place),
             env=environment(design, cell, block, folder, environ),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            cwd=design.directory or None,
             start_new_session=True,
             pass_fds=keep_open,
         )
@@ -192,8 +155,26 @@ def run_cell(
         _end(process, place, stop, environ)
     if stop.number:
         return None
-    run = _read(design, cell, block, place, problem, steps)
+    run = _read(design, cell, block, place, _missing(watch, place) or problem, steps, watch, stop)
+    if stop.number:
+        return None
+    _tidy(place)
     return msgspec.structs.replace(run, started=started)
+
+
+def _missing(watch: Watch, place: Path) -> str:
+    """What somebody has removed without which a run cannot be measured."""
+    if watch.is_there:
+        return ""
+    gone = next(path for path in (place.parent.parent, place, place / "records") if not path.exists())
+    return f"{gone} was removed during the run: the job may remove only what is in BYTEPS_RUN_DIR"
+
+
+def _tidy(place: Path) -> None:
+    """Keep what was printed once, and without what nobody wants to read."""
+    with contextlib.suppress(OSError):
+        leave_out_displays(place / OUTPUT)
+        shutil.rmtree(place / "log", ignore_errors=True)
 
 
 def _workers(design: Design, cell: int) -> int:
@@ -230,9 +211,14 @@ def _wait(
             return None, steps
         if process.returncode is not None:
             return _describe_end(process.returncode), steps
+        if not watch.is_there:
+            return "its folder was removed", steps
         if time.monotonic() >= deadline:
+            late = f"not finished after {design.timeout:g} s"
+            if silent := watch.describe_silent():
+                return f"{late}: {silent}", steps
             made = f"{steps} of {wanted} steps" if wanted is not None else f"{steps} steps"
-            return f"not finished after {design.timeout:g} s ({made}): --timeout leaves more", steps
+            return f"{late} ({made}): --timeout leaves more", steps
 
 
 def _describe_end(status: int) -> str | None:
@@ -281,18 +267,20 @@ def _environments() -> Iterator[list[bytes]]:
             yield path.read_bytes().split(b"\0")
 
 
-def _read(design: Design, cell: int, block: int, place: Path, problem: str | None, steps: int) -> Run:
+def _read(
+    design: Design, cell: int, block: int, place: Path, problem: str | None, steps: int, watch: Watch, stop: Stop
+) -> Run:
     """What the run has left, as a value."""
     run = _measured(design, cell, block, place)
     if problem is None and design.metric:
-        value, problem = find_metric(place / "output.log", design.metric)
+        value, problem = find_metric(place / "log", design.metric, lambda: stop.number > 0)
         run = msgspec.structs.replace(run, value=value, unit="metric")
     elif problem is None:
-        problem = _lacking(design, run, steps)
+        problem = (watch.describe_silent() if steps == 0 else "") or _lacking(design, run, steps)
     # Of a run with a metric it does not matter why the records have no value.
     if not problem:
         return msgspec.structs.replace(run, problem="")
-    return msgspec.structs.replace(run, problem=problem, value=0.0, log=tail(place / "output.log"))
+    return msgspec.structs.replace(run, problem=problem, value=0.0, log=tail(place / OUTPUT))
 
 
 def _measured(design: Design, cell: int, block: int, place: Path) -> Run:
@@ -320,10 +308,13 @@ def _lacking(design: Design, run: Run, steps: int) -> str:
     if steps == 0:
         return "it ended before every worker had made a step: the script must call bps.step() after each one"
     if steps < wanted:
-        return (
-            f"it ended after {steps} of {wanted} steps ({design.warmup_steps} warm-up + {design.steps}): "
-            "--steps asks for fewer"
+        left = steps - design.warmup_steps
+        mend = (
+            f"give --steps {left} or fewer"
+            if left > 0
+            else f"give --warmup-steps below {steps}, and --steps for the rest"
         )
+        return f"it ended after {steps} of {wanted} steps ({design.warmup_steps} warm-up + {design.steps}): {mend}"
     return run.problem
 
 
@@ -360,6 +351,7 @@ def _objections(design: Design, cell: int, folder: Path, environ: Mapping[str, s
         done = subprocess.run(
             _command(design, design.cells[cell], run_folder(design, cell, 0, folder), "--dry-run"),
             env=inherited,
+            cwd=design.directory or None,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_CHECK_SECONDS,

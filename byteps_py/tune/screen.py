@@ -1,5 +1,5 @@
-"""What a person sees meanwhile and at the end.  None of it is worth an experiment of hours: a terminal that is closed, a
-pipe whose reader has gone, or a full disk makes the screen silent, and nothing else.
+"""What a person sees meanwhile and at the end.  None of it is worth an experiment of hours: a terminal that is closed,
+a pipe whose reader has gone, or a full disk makes the screen silent, and nothing else.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -134,7 +135,10 @@ def test_an_experiment_from_end_to_end(tmp_path: Path) -> None:
     for each in folders:
         place = tmp_path / "out" / "runs" / each
         assert sorted(file.name for file in (place / "files").iterdir()) == ["worker-0", "worker-1"]
-        assert (place / "log" / "server-0.log").is_file()
+        printed = (place / "output.log").read_text()
+        assert "bpslaunch: " in printed
+        assert "OPENMP DISPLAY ENVIRONMENT" not in printed
+        assert not (place / "log").exists(), "it is all in output.log"
     assert {"report.json", "report.csv", "report.html"} <= {each.name for each in (tmp_path / "out").iterdir()}
     # The same command finds nothing to do; more repeats add runs; another experiment is refused.
     before = (tmp_path / "out" / "runs.jsonl").read_bytes()
@@ -174,6 +178,42 @@ def test_nothing_is_left_after_kill_9(tmp_path: Path) -> None:
     running.process.kill()
     running.wait()
     until(lambda: processes_of(tmp_path) == [], 10)
+
+
+def test_a_screen_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    words = ["--vary", "DELAY=0.003,0.002", *ALONE, "--out", "out", "--", PYTHON, "train.py", "{run_dir}"]
+    line = shlex.join([PYTHON, "-m", "byteps_py", "ab", *words])
+    done = subprocess.run(["bash", "-c", f"{line} <&- >&- 2>/dev/full"], cwd=tmp_path, timeout=90, check=False)
+    assert done.returncode == 0
+    assert [each["problem"] for each in runs(tmp_path)] == ["", ""]
+    assert (tmp_path / "out" / "report.html").is_file()
+    status, out, err = report(tmp_path, "out")
+    assert (status, err) == (0, "")
+    assert "+ DELAY=0.002" in out
+
+
+def test_a_terminal_that_is_closed_leaves_a_report(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    words = ["--vary", "DELAY=0.05,0.04", *ALONE[:-4], "--steps", "50", "--out", "out"]
+    terminal, theirs = os.openpty()
+    running = subprocess.Popen(
+        [PYTHON, "-m", "byteps_py", "ab", *words, "--", PYTHON, "train.py", "{run_dir}"],
+        **(dict.fromkeys(("stdin", "stdout", "stderr"), theirs) | {"cwd": tmp_path, "start_new_session": True}),
+    )
+    os.close(theirs)
+    try:
+        until(lambda: len(list((tmp_path / "out").glob("runs/*/files/worker-0"))) == 1, 60)
+        os.close(terminal)
+        until(lambda: len(list((tmp_path / "out").glob("runs/*/files/worker-0"))) == 2, 60)
+        running.send_signal(signal.SIGHUP)
+        assert running.wait(60) == 129
+    finally:
+        running.kill()
+        running.wait()
+    assert processes_of(tmp_path) == []
+    assert len(runs(tmp_path)) == 1
+    assert (tmp_path / "out" / "report.html").is_file()
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -249,6 +289,32 @@ def test_a_metric_from_the_output(tmp_path: Path) -> None:
     assert "+ DELAY=0.01" in out
 
 
+def test_a_metric_is_that_of_worker_0(tmp_path: Path) -> None:
+    script = (
+        "import os, time; rank = int(os.environ['BYTEPS_LOCAL_RANK']); time.sleep(rank / 5); print('loss', 1 + rank)"
+    )
+    words = ("--vary", "A=1,2", "--metric", r"loss (\d+)", "--num-workers", "2", "--repeats", "1")
+    status, _, err = ab(tmp_path, *words, script=script)
+    assert status == 0, err
+    assert [each["value"] for each in runs(tmp_path)] == [1.0, 1.0]
+
+
+def test_a_mistake_can_be_corrected_and_runs_stay_in_their_folder(tmp_path: Path) -> None:
+    wrong = ("--vary", "A=1,2", *ALONE, "--metric", "speed=(.*)")
+    assert ab(tmp_path, *wrong, env={"LAST_STEP": "12"})[0] == 1
+    words = ["--vary", "A=1,2", *ALONE, "--out", str(tmp_path / "out"), "--", PYTHON, "train.py", "{run_dir}"]
+    made = Ab(tmp_path, words, {})
+    assert made.wait() == 0, made.err
+    assert "no run of the experiment that was there is good: this one takes its place" in made.err
+    assert [each["problem"] for each in runs(tmp_path)] == ["", ""]
+    (tmp_path / "other").mkdir()
+    words[words.index("--repeats") + 1] = "2"
+    made = Ab(tmp_path / "other", words, {})
+    assert made.wait() == 0, made.err
+    assert f"runs are made in {tmp_path}, where the others were, not in {tmp_path}/other" in made.err
+    assert [each["problem"] for each in runs(tmp_path)] == [""] * 4
+
+
 def test_samples_are_compared_where_the_script_counts_them(tmp_path: Path) -> None:
     status, out, err = ab(tmp_path, "--vary", "BATCH=8,16", *ALONE)
     assert status == 0, err
@@ -260,10 +326,11 @@ def test_samples_are_compared_where_the_script_counts_them(tmp_path: Path) -> No
     ("script", "words", "problem"),
     [
         ("pass", (), "it ended before every worker had made a step: the script must call bps.step() after each one"),
-        (TRAIN.replace("10**9", "7"), (), "it ended after 7 of 12 steps (2 warm-up + 10): --steps asks for fewer"),
+        (TRAIN.replace("10**9", "7"), (), "it ended after 7 of 12 steps (2 warm-up + 10): give --steps 5 or fewer"),
         ("import time; time.sleep(1000)", ("--timeout", "1"), "not finished after 1 s (0 of 12 steps): --timeout"),
         ("print('loss=3')", ("--metric", "speed=(.*)"), "nothing in the output matches --metric 'speed=(.*)'"),
         ("import os; os.kill(os.getpid(), 9)", (), "the job was ended by SIGKILL"),
+        ("import shutil, time; shutil.rmtree('out'); time.sleep(1000)", (), "out was removed during the run"),
     ],
 )
 def test_why_a_run_has_failed(tmp_path: Path, script: str, words: tuple[str, ...], problem: str) -> None:

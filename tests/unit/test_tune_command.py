@@ -274,7 +274,7 @@ def test_runs_go_on_in_the_folder_where_they_began(
     assert load(tmp_path / "out")[0].directory == str(there)
     assert f"runs are made in {there}, where the others were, not in {here}" in capsys.readouterr().err
     (there / "train").unlink()
-    with pytest.raises(SettingsError, match="there is no command './train'"):
+    with pytest.raises(SettingsError, match=r"there is no command '\./train'"):
         command.main(words, {"PATH": "/bin"})
     there.rmdir()
     with pytest.raises(SettingsError, match="the working folder of the runs is gone"):

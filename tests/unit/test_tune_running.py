@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from byteps_py.tune import factors, running
-from byteps_py.tune.model import Design
-from byteps_py.tune.running import Watch, as_shell_line, environment
+from byteps_py.tune.model import Design, Run
+from byteps_py.tune.running import as_shell_line, environment
+from byteps_py.tune.watch import Watch
 
 
 def design(*varied: str, **more: object) -> Design:
     words = varied or ("omp-wait-policy=active,passive", "LEVEL=1,two words")
     asked = {"command": ["python", "t.py", "--save={run_dir}/x", "{run_dir}"], "repeats": 2, "num_workers": 2, **more}
     return factors.design(factors.factors(words), **asked)  # type: ignore[arg-type]
-
-
-def sample(steps: int) -> str:
-    return json.dumps({"kind": "sample", "steps": steps, "wall": 1.0}) + "\n"
 
 
 class TestEnvironment:
@@ -104,42 +101,6 @@ class TestCheck:
         assert said == ["checking the settings of 2 combinations ..."]
 
 
-class TestWatch:
-    def test_the_slowest_worker_counts(self, tmp_path: Path) -> None:
-        folder = tmp_path / "cell" / "job"
-        watch = Watch(tmp_path, 2)
-        assert watch.steps() == 0
-        folder.mkdir(parents=True)
-        (folder / "worker-0.jsonl").write_text('{"kind":"start"}\n' + sample(5))
-        (folder / "server-0.jsonl").write_text(sample(99))
-        assert watch.steps() == 0, "the other one has no record yet"
-        (folder / "worker-1.jsonl").write_text('{"kind":"start"}\n')
-        assert watch.steps() == 0
-        with (folder / "worker-1.jsonl").open("a") as file:
-            for steps in (1, 2, 3):
-                file.write(sample(steps))
-        assert watch.steps() == 3
-
-    def test_lines_may_arrive_in_pieces(self, tmp_path: Path) -> None:
-        (tmp_path / "cell" / "job").mkdir(parents=True)
-        watch = Watch(tmp_path, 1)
-        text = sample(1) + "garbage\n" + "[1]\n" + sample(2)
-        with (tmp_path / "cell" / "job" / "worker-0.jsonl").open("w") as file:
-            seen = []
-            for each in text:
-                file.write(each)
-                file.flush()
-                seen.append(watch.steps())
-        assert seen == [0] * (len(sample(1)) - 1) + [1] * (len(text) - len(sample(1))) + [2]
-
-    def test_workers_of_two_jobs_are_not_put_together(self, tmp_path: Path) -> None:
-        for job, worker in (("a", 0), ("b", 1)):
-            (tmp_path / "cell" / job).mkdir(parents=True)
-            (tmp_path / "cell" / job / f"worker-{worker}.jsonl").write_text(sample(7))
-        assert Watch(tmp_path, 2).steps() == 0
-        assert Watch(tmp_path, 1).steps() == 7
-
-
 @pytest.mark.parametrize(
     ("status", "text"),
     [
@@ -153,3 +114,34 @@ class TestWatch:
 )
 def test_how_an_end_is_described(status: int, text: str | None) -> None:
     assert running._describe_end(status) == text
+
+
+@pytest.mark.parametrize(
+    ("steps", "mend"),
+    [
+        (80, "it ended after 80 of 120 steps (20 warm-up + 100): give --steps 60 or fewer"),
+        (21, "it ended after 21 of 120 steps (20 warm-up + 100): give --steps 1 or fewer"),
+        (
+            20,
+            "it ended after 20 of 120 steps (20 warm-up + 100): give --warmup-steps below 20, and --steps for the rest",
+        ),
+        (0, "it ended before every worker had made a step"),
+    ],
+)
+def test_how_many_steps_a_short_script_may_be_asked_for(steps: int, mend: str) -> None:
+    assert running._lacking(design(), Run(cell=0, block=0), steps).startswith(mend)
+
+
+@pytest.mark.parametrize(
+    ("removed", "gone"),
+    [("", ""), ("files", ""), ("records", "records"), (".", "1-a"), ("..", "1-a"), ("../..", "out")],
+)
+def test_what_was_removed_is_named(tmp_path: Path, removed: str, gone: str) -> None:
+    place = tmp_path / "out" / "runs" / "1-a"
+    for name in ("files", "records"):
+        (place / name).mkdir(parents=True)
+    if removed:
+        shutil.rmtree((place / removed).resolve())
+    text = running._missing(Watch(place / "records", 1), place)
+    assert bool(text) is bool(gone)
+    assert text.partition(" was removed")[0].endswith(gone)
