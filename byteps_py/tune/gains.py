@@ -69,8 +69,10 @@ def short_range(interval: Interval) -> str:
     low, high = gain(interval.low), gain(interval.high)
     if low > LARGEST:
         return percent(interval.low)
-    width = max(high - low, 10.0**-_DIGITS)
-    digits = 0 if width >= 3 else min(_DIGITS, -math.floor(math.log10(width / 3)))
+    width = high - low
+    largest = max(abs(low), abs(high))
+    room = 1 if largest >= 10 else 2 if largest >= 1 else 3
+    digits = 0 if width >= 3 else min(room, -math.floor(math.log10(max(width, 1e-9) / 3)))
     first, last = (f"{round(each, digits) + 0.0:.{digits}f}" for each in (low, min(high, LARGEST)))
     return f"{first} to {'> ' if high > LARGEST else ''}{last} %"
 

@@ -70,11 +70,11 @@ class _Paper:
         """A line that begins a part."""
         if self.lines:
             self.lines.append("")
-        self.lines += [self._paint(line, _BOLD) for line in textwrap.wrap(text, self._width, break_on_hyphens=False)]
+        self.lines += [self._paint(line, _BOLD) for line in _wrap(text, self._width)]
 
     def text(self, text: str, first: str = "", rest: str = "", code: str = "") -> None:
         """A paragraph; ``first`` and ``rest`` are put before its first line and the others."""
-        wrapped = textwrap.wrap(text, self._width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+        wrapped = _wrap(text, self._width, first, rest)
         self.lines += [self._paint(line, code) for line in wrapped]
 
     def raw(self, lines: Sequence[str]) -> None:
@@ -111,6 +111,13 @@ class _Paper:
 
     def _paint(self, text: str, code: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self._colour and code and text.strip() else text
+
+
+def _wrap(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
+    """Lines that end behind blanks, but for that of a plus, which belongs to the name of a cell."""
+    glued = text.replace("+ ", "+\xa0")
+    lines = textwrap.wrap(glued, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+    return [line.replace("\xa0", " ") for line in lines]
 
 
 def _results(analysis: Analysis, paper: _Paper) -> None:
