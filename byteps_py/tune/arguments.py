@@ -65,12 +65,13 @@ examples:
       --repeats 10 --out partitions -- python train.py --epochs 1 --save {run_dir}
       the last number that each run prints after "throughput:"; each runs to its own end
 
-DIR gets the report (report.html, .png, .csv, .json), and everything that was measured. An experiment
-that was interrupted goes on with the same command, in the same environment; runs that failed are
-made again, and those of the same block with them if they are old. More --repeats than before add
-runs to it. The exit status is 0 if each combination has a good run, else 1, and 1 also if something
-could not be written; 2 for a usage error or a bad setting, when nothing has been started; 128+N
-after signal N.
+DIR gets the report (report.html, .png, .csv, .json), and everything that was measured. An
+experiment that was interrupted goes on with the same command, in the same environment; runs that
+failed are made again, and those of the same block with them if they are old. More --repeats than
+before add runs to it. Its runs stay in the working folder of its first one. As long as no run has
+worked, a corrected command begins anew in the same DIR. The exit status is 0 if each combination
+has a good run, else 1, and 1 also if something could not be written; 2 for a usage error or a bad
+setting, when nothing has been started; 128+N after signal N.
 """
 
 _REPORT = """\
@@ -348,7 +349,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--metric",
         metavar="REGEX",
-        help="compare a number from the output instead, more being better: the group of the last match in a line",
+        help="compare a number above 0 from the output instead: the group of the last match in what worker 0 prints; "
+        "if it prints none, all others must agree. More is better: of a loss or of seconds let it print the inverse",
     )
     add("--timeout", metavar="SECONDS", help="end a run that has taken so long: it has failed (default: 600)")
     add("--seed", metavar="N", help="for the order of the runs (default: drawn, and kept in DIR)")
