@@ -237,7 +237,16 @@ def test_a_cell_that_fails_does_not_stop_the_others(book: Journal, fake: Callabl
     assert len(book.runs) == 6
     assert text.count("FAILED: the job ended with exit status 3") == 3
     assert "    | first\n    | last words\n    all of it: " in text
-    assert str(book.folder / "runs" / "1-omp-wait-policy=passive") in text
+    assert str(book.folder / "runs" / "1-omp-wait-policy=passive" / "output.log") in text
+
+
+def test_a_run_that_cannot_be_written_down_is_told(book: Journal, fake: Callable[[Make], Fake]) -> None:
+    fake(good)
+    (book.folder / "runs.jsonl").unlink()
+    stream = io.StringIO()
+    with pytest.raises(OSError, match="removed during the run"):
+        experiment.run(book, {}, Screen(stream))
+    assert stream.getvalue().startswith("block 1/3, run 1/6, ")
 
 
 def test_it_is_given_up_when_every_cell_has_failed(book: Journal, fake: Callable[[Make], Fake]) -> None:
