@@ -156,7 +156,7 @@ def run_cell(
     if stop.number:
         return None
     run = _read(design, cell, block, place, _missing(watch, place) or problem, steps, watch, stop)
-    if stop.number:
+    if stop.count:  # meanwhile
         return None
     _tidy(place)
     return msgspec.structs.replace(run, started=started)
