@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from byteps_py.tune import experiment, factors, journal, statistics
+from byteps_py.tune import experiment, factors, journal, screen, statistics
 from byteps_py.tune.analysis import analyse
 from byteps_py.tune.model import Design, Run
 from byteps_py.tune.results import Interval
@@ -187,15 +187,15 @@ def real(experiments: int, seed: int, folder: Path) -> list[Interval]:
         SystemExit: interrupted, or no run has worked.
     """
     command = [sys.executable, str(Path(__file__).resolve().parent / "push_pull.py"), "--bytes", "400000"]
-    screen = experiment.Screen(sys.stderr)
+    shown = screen.Screen(sys.stderr)
     found = []
     for index in range(experiments):
         asked = factors.factors(["UNUSED=one,other"])
         design = factors.design(
             asked, command=command, repeats=BLOCKS, num_workers=2, warmup_steps=20, steps=200, seed=seed + index
         )
-        with journal.open_journal(design, folder / f"experiment-{index}", screen.say) as book:
-            outcome = experiment.run(book, os.environ, screen)
+        with journal.open_journal(design, folder / f"experiment-{index}", shown.say) as book:
+            outcome = experiment.run(book, os.environ, shown)
             if outcome.number or outcome.hopeless:
                 sys.exit(128 + outcome.number if outcome.number else "no run has worked")
             interval = analyse(design, book.runs).cells[1].against_baseline

@@ -22,7 +22,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from byteps_py.tune import analysis, experiment, factors, journal, table
+from byteps_py.tune import analysis, experiment, factors, journal, screen, table
+from byteps_py.tune.model import Factor
 from byteps_py.tune.results import Analysis, CellResult, Interval
 
 WORKLOAD = Path(__file__).resolve().parent / "push_pull.py"
@@ -58,6 +59,14 @@ def candidates(cores: int) -> list[Setting]:
     whole = max(2, cores)
     found = [
         Setting(
+            "two servers, each with a team as large as the machine",
+            "each libgomp counts its own threads only, finds a core for each of them, and lets all of them spin",
+            engines=1,
+            team=whole,
+            tensors=2,
+            servers=2,
+        ),
+        Setting(
             "one team as large as the machine",
             "a sum takes a small part of a step; for the rest of it every core has a thread that spins",
             engines=1,
@@ -82,7 +91,7 @@ def candidates(cores: int) -> list[Setting]:
         half = Setting(
             "a team on half of the cores", "the other half is free for the workers", engines=1, team=cores // 2
         )
-        found.insert(1, half)
+        found.insert(2, half)
     return found
 
 
@@ -93,8 +102,9 @@ def measure(setting: Setting, blocks: int, options: argparse.Namespace, folder: 
         SystemExit: the experiment was interrupted, or no run worked.
     """
     command = [sys.executable, str(WORKLOAD), "--bytes", str(setting.bytes), "--tensors", str(setting.tensors)]
+    servers = Factor("num-servers", (str(setting.servers),), "--num-servers")
     design = factors.design(
-        factors.factors(["omp-wait-policy=active,passive"]),
+        (*factors.factors(["omp-wait-policy=active,passive"]), servers),
         command=command,
         num_workers=setting.workers,
         repeats=blocks,
@@ -108,9 +118,9 @@ def measure(setting: Setting, blocks: int, options: argparse.Namespace, folder: 
         "BYTEPS_SERVER_OMP_NUM_THREADS": str(setting.team),
         "BYTEPS_WORKER_OMP_NUM_THREADS": "1",
     }
-    screen = experiment.Screen(sys.stderr)
-    with journal.open_journal(design, folder, screen.say) as book:
-        outcome = experiment.run(book, environ, screen)
+    shown = screen.Screen(sys.stderr)
+    with journal.open_journal(design, folder, shown.say) as book:
+        outcome = experiment.run(book, environ, shown)
         if outcome.number or outcome.hopeless:
             sys.exit(128 + outcome.number if outcome.number else "no run has worked")
         return analysis.analyse(design, book.runs)
@@ -122,8 +132,8 @@ def gain(result: Analysis) -> Interval | None:
 
 
 def choose(screened: Sequence[tuple[Setting, Interval]]) -> tuple[Setting, Setting]:
-    """The setting whose interval lies highest, and of the others the one whose interval lies closest around 1."""
-    matters = max(screened, key=lambda each: each[1].low or 0.0)[0]
+    """The setting with the largest gain, and of the others the one whose interval lies closest around 1."""
+    matters = max(screened, key=lambda each: each[1].ratio)[0]
     others = [each for each in screened if each[0] is not matters]
     return matters, min(others, key=lambda each: max(abs((each[1].low or 0) - 1), abs((each[1].high or 9) - 1)))[0]
 
@@ -132,13 +142,13 @@ def explain(setting: Setting, result: Analysis, cores: int) -> list[str]:
     """Threads against cores, and what CPU accounting says about spinning."""
     threads = setting.servers * setting.engines * setting.team
     lines = [
-        f"{setting.workers} workers, {setting.servers} server with {setting.engines} engine thread and a team of "
-        f"{setting.team}, on {cores} cores: {threads} threads of teams; {setting.tensors} x {setting.bytes} bytes"
+        f"{setting.workers} workers, {setting.servers} server(s) with {setting.engines} engine thread and a team of "
+        f"{setting.team} each, on {cores} cores: {threads} threads of teams; {setting.tensors} x {setting.bytes} bytes"
     ]
     active, passive = (server_cpu(result.cells[each]) for each in (ACTIVE, PASSIVE))
     spun = max(0.0, active[1] - passive[1])
     lines.append(
-        f"the server kept {active[0]:.2f} cores busy with ACTIVE and {passive[0]:.2f} with PASSIVE: of its "
+        f"servers kept {active[0]:.2f} cores busy with ACTIVE and {passive[0]:.2f} with PASSIVE: of their "
         f"{1e3 * active[1]:.1f} ms CPU time a step, {1e3 * spun:.1f} ms were spent spinning"
     )
     lines.append(f"expected: {setting.expectation}")
@@ -156,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--blocks", type=int, default=7, help="of the second measurement (default %(default)s)")
     parser.add_argument("--screening-blocks", type=int, default=3, help="of the first (default %(default)s)")
     parser.add_argument("--warmup-steps", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="folder for the experiments (default: a temporary one)")
     parser.add_argument("--json", type=Path, help="file for the figures")
@@ -219,7 +229,8 @@ def _figures(setting: Setting, interval: Interval | None) -> dict[str, object]:
 
 def _slug(prefix: str, setting: Setting) -> str:
     """A folder's name, which is another one on a machine with other teams."""
-    return f"{prefix}-{setting.title.replace(' ', '-')}-{setting.engines}x{setting.team}"
+    words = setting.title.replace(",", "").replace(" ", "-")
+    return f"{prefix}-{words}-{setting.engines}x{setting.team}"
 
 
 if __name__ == "__main__":
