@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -68,6 +70,16 @@ def nothing_left_behind(request: pytest.FixtureRequest, run_mark: str) -> Iterat
     before = leftovers.look(run_mark)
     yield
     _check(run_mark, before)
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    """A test that runs a program's main function in this process leaves no handler of it behind."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler and threading.current_thread() is threading.main_thread():
+            signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

@@ -267,7 +267,10 @@ def test_it_is_not_given_up_if_one_has_ever_worked(book: Journal, fake: Callable
 def test_a_signal_ends_it_and_the_handlers_are_as_before(
     book: Journal, fake: Callable[[Make], Fake], number: int
 ) -> None:
-    before = signal.getsignal(number)
+    def before(number: int, frame: object) -> None:
+        """Whatever was set up, and is not ignored, as Ctrl-C is where the tests run in the background."""
+
+    signal.signal(number, before)
 
     def make(cell: int, block: int) -> Run:
         if block == 1:
