@@ -45,7 +45,7 @@ _ASK = (
 )
 _NOT_THERE = (
     *("network", "fault", "integration/test_addresses.py", "integration/test_running.py"),
-    *("integration/test_troubleshooting.py", "integration/test_waiting.py"),
+    *("integration/test_ab.py", "integration/test_troubleshooting.py", "integration/test_waiting.py"),
 )
 """Tests of what does not depend on Python: the system, the network, the clock, the documentation."""
 _NOT_BETWEEN = ("fuzz", "contract/test_kernels.py", "integration/test_[!j]*.py")
