@@ -24,13 +24,13 @@ from byteps_py.tune import circumstances
 from byteps_py.tune.model import BASELINE, Design, ProcessUse, Run, StageSum
 from byteps_py.tune.results import Analysis, CellResult, Effect, Interval, RoleCpu, StageShare
 from byteps_py.tune.statistics import Pair, combine
+from byteps_py.tune.wording import ROLES, count
 
 __all__ = ["STAGES", "analyse", "stage_seconds"]
 
 STAGES = ("queue", "copy in", "push", "wait for others", "server queue", "sum", "pull", "copy out")
 """Names of the stages, in the order of the way."""
 
-_ROLES = ("worker", "server", "scheduler")
 _NOTHING = StageSum(0, 0.0)
 _SHORT_SECONDS = 1.0
 _ONE_WAY = 0.2
@@ -225,7 +225,7 @@ def _stage_shares(good: Sequence[Run]) -> tuple[StageShare, ...]:
 
 def _cpu(good: Sequence[Run]) -> Iterator[RoleCpu]:
     measured = [run for run in good if run.steps > 0 and run.seconds > 0]
-    for role in _ROLES:
+    for role in ROLES:
         found = [(run, [each for each in run.processes if each.role == role]) for run in measured]
         found = [(run, processes) for run, processes in found if processes]
         if found:
@@ -251,7 +251,8 @@ def _notes(board: _Board, cells: Sequence[CellResult], effects: Sequence[Effect]
         yield f"runs have different units ({', '.join(units)}): those of different units are not compared"
     bad = sum(not 0 < run.value < math.inf for good in board.good for run in good.values())
     if bad:
-        yield f"{_runs(bad)} of a value that is not above 0, of which there is no ratio: left out of the comparisons"
+        text = "of a value that is not above 0, of which there is no ratio: left out of the comparisons"
+        yield f"{count(bad, 'run')} {text}"
     by_cell = [list(good.values()) for good in board.good]
     if not design.command and len(cells) > 1 and design.cells[BASELINE].label.lower() != "baseline":
         yield f"no cell is named baseline: compared with {design.cells[BASELINE].label}, of which the first run is"
@@ -276,11 +277,12 @@ def _measured(board: _Board) -> Iterator[str]:
     good = [run for runs in board.good for run in runs.values()]
     short = sum(0 < run.seconds < _SHORT_SECONDS for run in good if run.processes)
     if short:
-        text = f"{_runs(short)} measured for less than {_SHORT_SECONDS:g} s"
+        text = f"{count(short, 'run')} measured for less than {_SHORT_SECONDS:g} s"
         yield f"{text}: the servers' figures are cut from samples 0.1 s apart, so they are rough; use more --steps"
     replaced = sum(not run.problem for run in board.runs) - len(good)
     if replaced:
-        yield f"{_runs(replaced)} {'was' if replaced == 1 else 'were'} made again although good: the last one counts"
+        were = "was" if replaced == 1 else "were"
+        yield f"{count(replaced, 'run')} {were} made again although good: the last one counts"
 
 
 def _missing(board: _Board, cells: Sequence[CellResult]) -> Iterator[str]:
@@ -288,14 +290,14 @@ def _missing(board: _Board, cells: Sequence[CellResult]) -> Iterator[str]:
     for cell in cells:
         if cell.failed:
             rest = "it is compared in no block" if not cell.done else f"it is compared in at most {cell.done} blocks"
-            yield f"{cell.cell.label}: {cell.failed} of {_runs(cell.failed + cell.done)} failed; {rest}"
+            yield f"{cell.cell.label}: {cell.failed} of {count(cell.failed + cell.done, 'run')} failed; {rest}"
     whole = repeats * len(cells)
     made = sum(block < repeats for block, _ in board.counted)
     if made < whole:
-        yield f"{whole - made} of {_runs(whole)} are missing"
+        yield f"{whole - made} of {count(whole, 'run')} are missing"
     again = sum(bool(run.problem) for run in board.runs) - sum(cell.failed for cell in cells)
     if again:
-        yield f"{_runs(again)} failed and {'was' if again == 1 else 'were'} made again"
+        yield f"{count(again, 'run')} failed and {'was' if again == 1 else 'were'} made again"
     if (dead := sum(not good for good in board.good)) and _is_grid(board.design):
         yield f"effects of factors leave out the comparisons with {dead} of {len(cells)} cells, which have no good run"
 
@@ -309,10 +311,6 @@ def _is_one_way(stages: Sequence[StageShare]) -> bool:
 def _is_grid(design: Design) -> bool:
     """Whether several factors vary; one with a single level is what all cells have in common."""
     return sum(len(each.levels) > 1 for each in design.factors) > 1
-
-
-def _runs(count: int) -> str:
-    return f"{count} run" if count == 1 else f"{count} runs"
 
 
 def _most_frequent(values: Iterable[_T]) -> _T | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from byteps_py.errors import SettingsError
-from byteps_py.tune import arguments, durable, factors, journal, running, wording
+from byteps_py.tune import arguments, durable, factors, journal, records, running, wording
 from byteps_py.tune.arguments import Asked, AskedReport, is_text
 from byteps_py.tune.experiment import Outcome, counting, describe_setup, run, to_do
 from byteps_py.tune.model import Design, Run
@@ -145,7 +145,7 @@ def _report_again(asked: AskedReport) -> int:
     if experiments:
         design, runs = journal.load(experiments[0])
     else:
-        design, runs = _from_records(asked.folders)
+        design, runs = records.from_records(records.read(asked.folders))
     folder = asked.out or asked.folders[0]
     try:
         status = _report(design, runs, folder)
@@ -153,12 +153,6 @@ def _report_again(asked: AskedReport) -> int:
         raise SettingsError(f"{_describe(error)}: the report cannot be written to {folder}") from error
     good = {each.cell for each in counting(runs) if not each.problem}
     return status if len(good) == len(design.cells) else FAILED
-
-
-def _from_records(folders: Sequence[Path]) -> tuple[Design, list[Run]]:
-    from byteps_py.tune import records
-
-    return records.from_records(records.read(list(folders)))
 
 
 def _report(design: Design, runs: Sequence[Run], folder: Path) -> int:
@@ -256,8 +250,8 @@ def _machine() -> str:
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
         model = names[0] if names else model
-    cores = len(os.sched_getaffinity(0))
+    cores = wording.count(len(os.sched_getaffinity(0)), "core")
     return (
-        f"{platform.node()}: {model}, {cores} {'core' if cores == 1 else 'cores'}; {platform.system()} "
+        f"{platform.node()}: {model}, {cores}; {platform.system()} "
         f"{platform.release()}; Python {platform.python_version()}, byteps_py {package_version()}"
     )

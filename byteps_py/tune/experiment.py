@@ -128,7 +128,7 @@ def describe_setup(journal: Journal, environ: Mapping[str, str], now: float) -> 
     design = journal.design
     missing = to_do(design, journal.runs, now)
     lines = [f"bps ab: {line}" for line in factors.notes(design.factors)]
-    dropped = [f"{name}={environ[name]}" for name in sorted(environ) if name.startswith(("DMLC_", "BYTEPS_AB_"))]
+    dropped = [f"{name}={environ[name]}" for name in sorted(environ) if name.startswith(factors.OF_ANOTHER_JOB)]
     if dropped:
         lines.append(f"bps ab: each run is a job of its own, so these are not used: {' '.join(dropped)}")
     whole, rest = len(factors.order(design)), len(missing)

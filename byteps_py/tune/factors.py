@@ -26,6 +26,7 @@ from byteps_py.variables import Variable, choice, integer, variables_of
 
 __all__ = [
     "MAX_LEVEL",
+    "OF_ANOTHER_JOB",
     "OPTIONS",
     "design",
     "factor",
@@ -56,7 +57,8 @@ OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LIKENESS = 0.8
-_TAKEN = ("BYTEPS_AB_", "DMLC_")
+OF_ANOTHER_JOB = ("BYTEPS_AB_", "DMLC_")
+"""Variables that begin so are of a job in which an experiment may have been started; no run inherits them."""
 _TAKEN_NAMES = ("BYTEPS_RUN_DIR", "BYTEPS_LAUNCH_ID", "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE", "OMP_DISPLAY_ENV")
 _INSTEAD = {"BYTEPS_LOCAL_SIZE": "num-workers", "DMLC_NUM_WORKER": "num-workers", "DMLC_NUM_SERVER": "num-servers"}
 _INHERITED = ("BYTEPS_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_")
@@ -322,7 +324,7 @@ def _name_problem(name: str) -> str:
 
 
 def _is_taken(name: str) -> bool:
-    return name.startswith(_TAKEN) or name in _TAKEN_NAMES
+    return name.startswith(OF_ANOTHER_JOB) or name in _TAKEN_NAMES
 
 
 def _nearest(name: str) -> str:

@@ -93,7 +93,7 @@ def run_folder(design: Design, cell: int, block: int, folder: Path) -> Path:
 def environment(design: Design, cell: int, block: int, folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of the launcher of a run: the user's without another job's, and what the cell and the run add."""
     place = run_folder(design, cell, block, folder).absolute()
-    kept = {name: value for name, value in environ.items() if not name.startswith(("DMLC_", "BYTEPS_AB_"))}
+    kept = {name: value for name, value in environ.items() if not name.startswith(factors.OF_ANOTHER_JOB)}
     if not kept.get(_GRACE, "").strip():
         kept[_GRACE] = _GRACE_SECONDS
     return kept | {

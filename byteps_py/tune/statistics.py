@@ -79,19 +79,20 @@ def combine(blocks: Sequence[Sequence[Pair]]) -> Interval:
     shares = [_variance(column) / count / len(columns) ** 2 for column in columns]
     error, dof = math.sqrt(math.fsum(shares)), _freedom(shares, count - 1)
     reach = t_quantile((1 + CONFIDENCE) / 2, dof) * error
-    most = math.exp(_shift(dof) * error)
+    most = detectable(error * math.sqrt(count), count, dof)
     return Interval(count, ratio, math.exp(middle - reach), math.exp(middle + reach), median, most)
 
 
-def detectable(spread: float, blocks: int) -> float:
+def detectable(spread: float, blocks: int, dof: int | None = None) -> float:
     """The ratio above 1 that is shown with probability :data:`SURE`.
 
     Args:
         spread: standard deviation of the blocks' log-ratios. One that is estimated from a few blocks is itself
             uncertain, and so is the answer: from 5 blocks by about a third in either direction.
         blocks: number of blocks, at least 2.
+        dof: degrees of freedom of the estimated spread; None: one fewer than there are blocks.
     """
-    return math.exp(_shift(blocks - 1) * spread / math.sqrt(blocks))
+    return math.exp(_shift(dof or blocks - 1) * spread / math.sqrt(blocks))
 
 
 def power(ratio: float, spread: float, blocks: int, dof: int | None = None) -> float:

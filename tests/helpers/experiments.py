@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -205,3 +205,19 @@ def _processes(cell: Cell, num_workers: int, steps: int) -> tuple[ProcessUse, ..
         for rank in range(num_servers)
     )
     return (*workers, *servers, ProcessUse("scheduler", 0, "host", 300, 0.05, 0, "", 0, 2, {}))
+
+
+EXAMPLES: tuple[Callable[[], Analysis], ...] = (
+    founding,
+    with_a_failed_cell,
+    unfinished,
+    without_intervals,
+    with_a_metric,
+    with_an_inert_factor,
+    with_wide_intervals,
+    with_equal_values,
+    with_only_failures,
+    with_slower_cells,
+    large,
+)
+"""All of the above, for what must hold for any experiment."""

@@ -15,19 +15,6 @@ from byteps_py.tune.page import as_html
 from byteps_py.tune.results import Analysis, Interval
 from tests.helpers import experiments
 
-EXAMPLES: tuple[Callable[[], Analysis], ...] = (
-    experiments.founding,
-    experiments.with_a_failed_cell,
-    experiments.unfinished,
-    experiments.without_intervals,
-    experiments.with_a_metric,
-    experiments.with_an_inert_factor,
-    experiments.with_wide_intervals,
-    experiments.with_equal_values,
-    experiments.with_only_failures,
-    experiments.with_slower_cells,
-    experiments.large,
-)
 EMPTY = {"meta", "img", "br", "wbr", "line", "circle", "polyline"}
 """Tags that have no end, or end themselves."""
 PNG = b"\x89PNG\r\n\x1a\n and so on"
@@ -70,7 +57,7 @@ class Reader(HTMLParser):
         return sum(each == tag for each, _ in self.tags)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("example", experiments.EXAMPLES, ids=lambda each: each.__name__)
 @pytest.mark.parametrize("png", [None, PNG], ids=["without", "with"])
 def test_a_page_is_whole_and_loads_nothing(example: Callable[[], Analysis], png: bytes | None) -> None:
     page = as_html(example(), png)
@@ -88,7 +75,7 @@ def test_a_page_is_whole_and_loads_nothing(example: Callable[[], Analysis], png:
     assert read.count("img") == (png is not None)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("example", experiments.EXAMPLES, ids=lambda each: each.__name__)
 def test_every_row_has_all_columns(example: Callable[[], Analysis]) -> None:
     page = as_html(example(), None)
     for table in re.findall(r"<table>.*?</table>", page, re.DOTALL):

@@ -18,19 +18,6 @@ from tests.helpers import experiments
 with_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed: pip install 'byteps_py[plot]'"
 )
-EXAMPLES: tuple[Callable[[], Analysis], ...] = (
-    experiments.founding,
-    experiments.with_a_failed_cell,
-    experiments.unfinished,
-    experiments.without_intervals,
-    experiments.with_a_metric,
-    experiments.with_an_inert_factor,
-    experiments.with_wide_intervals,
-    experiments.with_equal_values,
-    experiments.with_only_failures,
-    experiments.with_slower_cells,
-    experiments.large,
-)
 
 
 def draw(analysis: Analysis) -> bytes:
@@ -47,7 +34,7 @@ def size(png: bytes) -> tuple[int, int]:
 
 
 @with_matplotlib
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("example", experiments.EXAMPLES, ids=lambda each: each.__name__)
 def test_a_picture_is_800_pixels_wide(example: Callable[[], Analysis]) -> None:
     width, height = size(draw(example()))
     assert width == 800

@@ -20,19 +20,6 @@ from byteps_py.tune.model import Factor
 from byteps_py.tune.results import Analysis
 from tests.helpers import experiments
 
-EXAMPLES: tuple[Callable[[], Analysis], ...] = (
-    experiments.founding,
-    experiments.with_a_failed_cell,
-    experiments.unfinished,
-    experiments.without_intervals,
-    experiments.with_a_metric,
-    experiments.with_an_inert_factor,
-    experiments.with_wide_intervals,
-    experiments.with_equal_values,
-    experiments.with_only_failures,
-    experiments.with_slower_cells,
-)
-
 
 @pytest.fixture(autouse=True)
 def picture(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +35,7 @@ def rows(analysis: Analysis) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(report.as_csv(analysis))))
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("example", experiments.EXAMPLES, ids=lambda each: each.__name__)
 def test_what_was_written_is_read_again(example: Callable[[], Analysis], tmp_path: Path) -> None:
     written = report.write(example(), tmp_path)
     assert [each.name for each in written] == ["report.json", "report.csv", "report.png", "report.html"]

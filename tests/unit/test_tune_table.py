@@ -12,19 +12,6 @@ from byteps_py.tune.results import Analysis
 from byteps_py.tune.table import as_text
 from tests.helpers import experiments
 
-EXAMPLES: tuple[Callable[[], Analysis], ...] = (
-    experiments.founding,
-    experiments.with_a_failed_cell,
-    experiments.unfinished,
-    experiments.without_intervals,
-    experiments.with_a_metric,
-    experiments.with_an_inert_factor,
-    experiments.with_wide_intervals,
-    experiments.with_equal_values,
-    experiments.with_only_failures,
-    experiments.with_slower_cells,
-    experiments.large,
-)
 ESCAPE = re.compile(r"\x1b\[\d+m")
 
 
@@ -46,7 +33,7 @@ def test_the_founding_table() -> None:
     assert "the median of the runs" in text
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("example", experiments.EXAMPLES, ids=lambda each: each.__name__)
 @pytest.mark.parametrize("width", [80, 100, 137])
 def test_no_line_is_longer_than_the_width(example: Callable[[], Analysis], width: int) -> None:
     text = as_text(example(), width)
@@ -56,7 +43,7 @@ def test_no_line_is_longer_than_the_width(example: Callable[[], Analysis], width
     assert [line for line in text.splitlines() if line != line.rstrip()] == []
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("example", experiments.EXAMPLES, ids=lambda each: each.__name__)
 def test_colours_change_nothing_else(example: Callable[[], Analysis]) -> None:
     plain, coloured = as_text(example(), 80), as_text(example(), 80, colour=True)
     assert ESCAPE.search(plain) is None
