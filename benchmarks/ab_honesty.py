@@ -198,7 +198,7 @@ def real(experiments: int, seed: int, folder: Path) -> list[Interval]:
             outcome = experiment.run(book, os.environ, shown)
             if outcome.number or outcome.hopeless:
                 sys.exit(128 + outcome.number if outcome.number else "no run has worked")
-            interval = analyse(design, book.runs).cells[1].against_baseline
+            interval = analyse(design, experiment.counting(book.runs)).cells[1].against_baseline
         if interval is not None:
             found.append(interval)
             low, high = interval.low or math.nan, interval.high or math.nan

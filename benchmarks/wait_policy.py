@@ -123,7 +123,7 @@ def measure(setting: Setting, blocks: int, options: argparse.Namespace, folder: 
         outcome = experiment.run(book, environ, shown)
         if outcome.number or outcome.hopeless:
             sys.exit(128 + outcome.number if outcome.number else "no run has worked")
-        return analysis.analyse(design, book.runs)
+        return analysis.analyse(design, experiment.counting(book.runs))
 
 
 def gain(result: Analysis) -> Interval | None:
