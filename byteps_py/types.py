@@ -14,6 +14,7 @@ from byteps_py.errors import UnsupportedError
 from byteps_py.role import Role
 
 __all__ = [
+    "PARTITION_BITS",
     "DType",
     "Operation",
     "Participant",
@@ -25,7 +26,8 @@ __all__ = [
     "split_key",
 ]
 
-_PARTITION_BITS = 32
+PARTITION_BITS = 32
+"""The lower bits of a key, which count the partitions of a tensor."""
 
 
 class DType(enum.IntEnum):
@@ -68,10 +70,10 @@ class DType(enum.IntEnum):
             UnsupportedError: for any other dtype (bool, complex, float8, uint16, big-endian ...).
         """
         resolved: np.dtype[Any] = np.dtype(dtype)
-        if resolved.name == "bfloat16":
-            return cls.BFLOAT16
-        found = _FROM_NUMPY.get(resolved) if resolved.isnative else None
+        found = _FROM_NUMPY.get(resolved)  # dtypes of other byte orders are not equal to these
         if found is None:
+            if resolved.name == "bfloat16":
+                return cls.BFLOAT16
             known = ", ".join(each.label for each in cls)
             raise UnsupportedError(
                 f"dtype {resolved.name!r} ({resolved.str}) cannot be pushed; supported are {known} in native "
@@ -172,9 +174,9 @@ class ServerInfo(msgspec.Struct, frozen=True, array_like=True):
 
 def make_key(tensor_id: int, index: int) -> int:
     """The 64-bit key of partition ``index`` of tensor ``tensor_id`` (32 bits each)."""
-    return (tensor_id << _PARTITION_BITS) | index
+    return (tensor_id << PARTITION_BITS) | index
 
 
 def split_key(key: int) -> tuple[int, int]:
     """Inverse of :func:`make_key`: ``(tensor_id, index)``."""
-    return key >> _PARTITION_BITS, key & ((1 << _PARTITION_BITS) - 1)
+    return key >> PARTITION_BITS, key & ((1 << PARTITION_BITS) - 1)

@@ -9,10 +9,11 @@ from typing import Any, Final
 import msgspec
 
 from byteps_py.errors import RemoteProtocolError
+from byteps_py.wire.bundle import check_table
 from byteps_py.wire.control import Register, decode_control
-from byteps_py.wire.header import Header, Opcode, decode
+from byteps_py.wire.header import Header, Opcode, decode, opcode_of
 
-__all__ = ["Complaints", "Envelope", "asks_to_join", "open_frames"]
+__all__ = ["Complaints", "Envelope", "asks_to_join", "is_bundle", "open_bundle", "open_frames"]
 
 _MOST_PEERS: Final = 1000
 
@@ -48,8 +49,30 @@ class Envelope(msgspec.Struct, frozen=True):
             raise RemoteProtocolError("a message of another job, or of an earlier epoch")
 
 
+def open_bundle(frames: Sequence[memoryview]) -> tuple[Header, memoryview, memoryview]:
+    """Header, table and payload of a data message of three frames: PUSH_MANY or RESULT_MANY.
+
+    The payload may be empty, and its frame then missing.  The entries of the table are not looked at.
+
+    Raises:
+        RemoteProtocolError: they are not one.
+    """
+    payload = frames[2] if len(frames) == 3 else _NOTHING
+    header = decode(frames[0], payload.nbytes)
+    check_table(header, frames[1])
+    return header, frames[1], payload
+
+
+_NOTHING: Final = memoryview(b"")
+
+
+def is_bundle(frames: Sequence[memoryview]) -> bool:
+    """Whether :func:`open_bundle` is the function for these frames, rather than :func:`open_frames`."""
+    return 2 <= len(frames) <= 3 and opcode_of(frames[0]) in (Opcode.PUSH_MANY, Opcode.RESULT_MANY)
+
+
 def open_frames(frames: Sequence[memoryview]) -> tuple[Header, memoryview | None]:
-    """Header and payload of a data message.
+    """Header and payload of a data message about one partition.
 
     Raises:
         RemoteProtocolError: they are not one.
@@ -57,7 +80,10 @@ def open_frames(frames: Sequence[memoryview]) -> tuple[Header, memoryview | None
     if not 1 <= len(frames) <= 2:
         raise RemoteProtocolError(f"a data message has 1 or 2 frames, this one has {len(frames)}")
     payload = frames[1] if len(frames) == 2 else None
-    return decode(frames[0], None if payload is None else payload.nbytes), payload
+    header = decode(frames[0], None if payload is None else payload.nbytes)
+    if header.opcode in (Opcode.PUSH_MANY, Opcode.RESULT_MANY):
+        raise RemoteProtocolError(f"{header.opcode.name} without its table")
+    return header, payload
 
 
 def asks_to_join(frames: Sequence[memoryview]) -> bool:

@@ -1,4 +1,5 @@
-"""The header of a data message: 88 bytes, little-endian, followed by at most one payload frame.
+"""The header of a data message: 88 bytes, little-endian, followed by at most one payload frame (and, where a message
+carries many small tensors, a table before that; see :mod:`byteps_py.wire.bundle`).
 
 Encoding, decoding and checking stand side by side; ``docs/protocol.md`` draws the same layout and
 ``tests/golden/`` holds example bytes.  Any change here changes those two in the same commit.
@@ -22,6 +23,7 @@ __all__ = [
     "HEADER_SIZE",
     "MAGIC",
     "MAX_ELEMENTS",
+    "MAX_ENTRIES",
     "MAX_REASON_BYTES",
     "PROTOCOL_VERSION",
     "RANK_ENTRY",
@@ -30,6 +32,8 @@ __all__ = [
     "Opcode",
     "decode",
     "encode",
+    "is_wide",
+    "opcode_of",
 ]
 
 MAGIC: Final = b"BPSy"
@@ -43,6 +47,8 @@ RANK_ENTRY: Final = struct.Struct("<I")
 
 MAX_ELEMENTS: Final = 1 << 48
 """No tensor has more elements; sums and products of numbers up to it stay harmless everywhere."""
+MAX_ENTRIES: Final = 1 << 16
+"""Most entries of a PUSH_MANY or RESULT_MANY."""
 MAX_REASON_BYTES: Final = 1 << 16
 """Longest reason of a REJECT."""
 
@@ -64,7 +70,12 @@ class Opcode(enum.IntEnum):
     """Server to worker: this round cannot complete; the payload is the reason in UTF-8."""
     WAITING = 7
     """Server to worker, after a PULL: your contribution is here, the result not yet; the payload lists the ranks of
-    the workers whose contributions are missing."""
+    the workers whose contributions are missing.  Worker to server: the sum of my node waits for these workers."""
+    PUSH_MANY = 8
+    """Worker to server: contributions of small tensors, see :mod:`byteps_py.wire.bundle`; ``round`` is the number that
+    the worker gave the message."""
+    RESULT_MANY = 9
+    """Server to worker: results of small tensors, see :mod:`byteps_py.wire.bundle`."""
 
 
 class Flag(enum.IntFlag):
@@ -75,6 +86,9 @@ class Flag(enum.IntFlag):
     """The contribution (or the result) is all zero and carries no payload."""
     WANT_RESULT = 2
     """The push carries the wish for the result: no PULL will follow."""
+    PARTIAL = 4
+    """A PUSH stands for all workers of the sender's node; a WAITING says that the server has what the workers of the
+    node have contributed."""
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -91,10 +105,12 @@ class Header(msgspec.Struct, frozen=True):
         step: the training step the contribution belongs to, as the caller counts it; must agree within a round.
         offset, count: place in the flat tensor and number of elements.
         codec: how the payload is compressed; only 0, not at all, is known.
-        length: bytes of the payload frame; 0 where there is none, so also for a PUSH or RESULT of 0 elements.
+        length: bytes of the payload frame; 0 where there is none, so also for a PUSH or RESULT of 0 elements. A PARTIAL
+            PUSH of several contributions of 16-bit floats carries their sum in float32.
         root: for BROADCAST, the rank whose contribution is the result.
-        detail: for RESULT, the number of contributors; for ACCEPT and WAITING, the number of entries; for REJECT, 1 if
-            the cause is a worker that left and 0 if it is a disagreement; else 0.
+        detail: for RESULT, the number of contributors, for a PARTIAL PUSH that of the node; for ACCEPT, WAITING,
+            PUSH_MANY and RESULT_MANY, the number of entries; for REJECT, 1 if the cause is a worker that left and 0 if
+            it is a disagreement; else 0.
     """
 
     opcode: Opcode
@@ -177,26 +193,28 @@ def decode(frame: bytes | bytearray | memoryview, payload_length: int | None) ->
         raise RemoteProtocolError(f"unknown flags {flags:#04x}")
     try:
         header = Header(
-            opcode=Opcode(opcode),
-            sender=sender,
-            job=job,
-            incarnation=incarnation,
-            epoch=epoch,
-            key=key,
-            round=round_,
-            dtype=DType(dtype),
-            operation=Operation(operation),
-            flags=Flag(flags),
-            codec=codec,
-            root=root,
-            detail=detail,
-            step=step,
-            offset=offset,
-            count=count,
-            length=length,
+            _OPCODES[opcode],
+            sender,
+            job,
+            incarnation,
+            epoch,
+            key,
+            round_,
+            _DTYPES[dtype],
+            _OPERATIONS[operation],
+            _FLAGS[flags],
+            codec,
+            root,
+            detail,
+            step,
+            offset,
+            count,
+            length,
         )
-    except ValueError as error:
-        raise RemoteProtocolError(f"a header field is out of range: {error}") from error
+    except KeyError:
+        raise RemoteProtocolError(
+            f"a header field is out of range: opcode {opcode}, dtype {dtype}, operation {operation}"
+        ) from None
     actual = payload_length or 0
     if length != actual:
         raise RemoteProtocolError(f"{header.opcode.name} announces {length} payload bytes and carries {actual}")
@@ -206,44 +224,111 @@ def decode(frame: bytes | bytearray | memoryview, payload_length: int | None) ->
     return header
 
 
-_ALL_FLAGS: Final = int(Flag.ABSENT | Flag.WANT_RESULT)
-_FLAGS_OF: Final = {Opcode.PUSH: _ALL_FLAGS, Opcode.RESULT: int(Flag.ABSENT)}
+_OPCODE_BYTE: Final = 5
+
+
+def opcode_of(frame: bytes | bytearray | memoryview) -> int:
+    """The opcode in what may be a header, before anything is checked; -1 if it is too short to have one."""
+    return frame[_OPCODE_BYTE] if len(frame) == HEADER_SIZE else -1
+
+
+# Every message is encoded and decoded in Python, so numbers are looked up here: to call an enumeration, or to take a
+# member out of it, costs several times as much.
+_OPCODES: Final = {int(each): each for each in Opcode}
+_DTYPES: Final = {int(each): each for each in DType}
+_OPERATIONS: Final = {int(each): each for each in Operation}
+_ALL_FLAGS: Final = int(Flag.ABSENT | Flag.WANT_RESULT | Flag.PARTIAL)
+_FLAGS: Final = {number: Flag(number) for number in range(_ALL_FLAGS + 1)}
+_ITEM_BYTES: Final = {each: each.itemsize for each in DType}
+_ABSENT: Final = int(Flag.ABSENT)
+_PARTIAL: Final = int(Flag.PARTIAL)
+_WITH_ELEMENTS: Final = frozenset((Opcode.PUSH, Opcode.RESULT))
+_MANY: Final = frozenset((Opcode.PUSH_MANY, Opcode.RESULT_MANY))
+_LISTS: Final = {Opcode.ACCEPT: ACCEPT_ENTRY.size, Opcode.WAITING: RANK_ENTRY.size}
+"""Bytes of an entry."""
+_PUSH: Final = Opcode.PUSH
+_BROADCAST: Final = Operation.BROADCAST
+_HALVES: Final = frozenset((DType.FLOAT16, DType.BFLOAT16))
+_WIDE_BYTES: Final = DType.FLOAT32.itemsize
+_WITHOUT_ROUND: Final = Opcode.ACCEPT
+_REASON: Final = Opcode.REJECT
+_FLAGS_OF: Final = {Opcode.PUSH: _ALL_FLAGS, Opcode.RESULT: _ABSENT, Opcode.WAITING: _PARTIAL}
 """Flags that a message may carry; the others carry none."""
 _ANY: Final = 2**32 - 1
-_DETAIL_OF: Final = {Opcode.RESULT: _ANY, Opcode.ACCEPT: _ANY, Opcode.WAITING: _ANY, Opcode.REJECT: 1}
+_MOST_WORKERS: Final = 65535
+_DETAIL_OF: Final = {
+    Opcode.RESULT: _ANY,
+    Opcode.ACCEPT: _ANY,
+    Opcode.WAITING: _ANY,
+    Opcode.REJECT: 1,
+    Opcode.PUSH_MANY: MAX_ENTRIES,
+    Opcode.RESULT_MANY: MAX_ENTRIES,
+}
 """Largest ``detail`` of a message; the others carry 0."""
 
 
 def _problem(header: Header) -> str | None:
     """What is wrong with fields that each fit their place, in what is sent and in what is received; None: nothing."""
-    name = header.opcode.name
-    if int(header.flags) & ~_FLAGS_OF.get(header.opcode, 0):
-        return f"{name} must not carry flags {int(header.flags):#04x}"
-    if header.detail > _DETAIL_OF.get(header.opcode, 0):
-        return f"{name} must not carry the detail {header.detail}"
+    opcode = header.opcode
+    if int(header.flags) & ~_FLAGS_OF.get(opcode, 0):
+        return f"{opcode.name} must not carry flags {int(header.flags):#04x}"
+    if int(header.flags) & _PARTIAL and opcode is _PUSH:
+        problem = _partial_problem(header)
+        if problem is not None:
+            return problem
+    elif header.detail > _DETAIL_OF.get(opcode, 0):
+        return f"{opcode.name} must not carry the detail {header.detail}"
     if header.codec:
         return f"unknown codec {header.codec}"
-    if header.round < 1 and header.opcode is not Opcode.ACCEPT:
-        return f"{name} of round {header.round}: rounds are counted from 1"
+    if header.round < 1 and opcode is not _WITHOUT_ROUND:
+        return f"{opcode.name} of round {header.round}: rounds are counted from 1"
     if header.offset + header.count > MAX_ELEMENTS:
         return f"element range {header.offset}+{header.count} is beyond any tensor"
-    return _length_problem(header)
+    expected = _expected_length(header)
+    if header.length == expected:
+        return None
+    if expected is None:
+        return f"{opcode.name} of 0 entries"
+    what = _what_it_carries(header)
+    return f"{opcode.name} of {what} must carry {expected} payload bytes, not {header.length}"
 
 
-def _length_problem(header: Header) -> str | None:
-    """What is wrong with the announced payload length, given the other fields."""
-    opcode, length = header.opcode, header.length
-    if opcode is Opcode.PUSH or opcode is Opcode.RESULT:
-        expected = 0 if int(header.flags) & int(Flag.ABSENT) else header.count * header.dtype.itemsize
-        what = f"{header.count} {header.dtype.label} elements"
-    elif opcode is Opcode.ACCEPT:
-        if not header.detail:
-            return "ACCEPT of 0 entries"
-        expected, what = header.detail * ACCEPT_ENTRY.size, f"{header.detail} entries"
-    elif opcode is Opcode.WAITING:
-        expected, what = header.detail * RANK_ENTRY.size, f"{header.detail} ranks"
-    elif opcode is Opcode.REJECT:
-        expected, what = min(max(1, length), MAX_REASON_BYTES), "a reason"
-    else:
-        expected, what = 0, "nothing"
-    return None if length == expected else f"{opcode.name} of {what} must carry {expected} payload bytes, not {length}"
+def is_wide(dtype: DType, contributors: int) -> bool:
+    """Whether the PARTIAL of so many contributions is in float32, since it would have to be rounded else."""
+    return contributors > 1 and dtype in _HALVES
+
+
+def _partial_problem(header: Header) -> str | None:
+    """What is wrong with the contributions in a PARTIAL PUSH."""
+    detail, flags = header.detail, int(header.flags)
+    if (detail > 0) == bool(flags & _ABSENT) or detail > _MOST_WORKERS:
+        return f"a PARTIAL PUSH of {detail} contributions with flags {flags:#04x}"
+    if header.operation is _BROADCAST and detail > 1:
+        return f"a PARTIAL PUSH of {detail} contributions to a BROADCAST, which has one"
+    return None
+
+
+def _expected_length(header: Header) -> int | None:
+    """The payload length that the other fields demand; None where there is none that would be right."""
+    opcode = header.opcode
+    if opcode in _WITH_ELEMENTS:
+        if int(header.flags) & _ABSENT:
+            return 0
+        wide = header.detail > 1 and opcode is _PUSH and header.dtype in _HALVES
+        return header.count * (_WIDE_BYTES if wide else _ITEM_BYTES[header.dtype])
+    if opcode in _LISTS:
+        return header.detail * _LISTS[opcode] if header.detail or opcode is not _WITHOUT_ROUND else None
+    if opcode in _MANY:
+        return header.length if header.detail else None
+    if opcode is _REASON:
+        return min(max(1, header.length), MAX_REASON_BYTES)
+    return 0
+
+
+def _what_it_carries(header: Header) -> str:
+    opcode = header.opcode
+    if opcode in _WITH_ELEMENTS:
+        return f"{header.count} {header.dtype.label} elements"
+    if opcode in _LISTS:
+        return f"{header.detail} {'entries' if opcode is _WITHOUT_ROUND else 'ranks'}"
+    return "a reason" if opcode is _REASON else "nothing"

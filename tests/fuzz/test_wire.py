@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,11 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from byteps_py.errors import LocalProtocolError, RemoteProtocolError
+from byteps_py.roles.envelope import open_bundle
 from byteps_py.types import DType, Operation, Participant, Partition, Role, ServerInfo, TensorSpec, make_key
 from byteps_py.wire import control
+from byteps_py.wire.bundle import ENTRY_SIZE
 from byteps_py.wire.control import ControlMessage, decode_control, encode_control
-from byteps_py.wire.header import HEADER_SIZE, MAX_ELEMENTS, MAX_REASON_BYTES, Flag, Header, Opcode, decode, encode
-from tests.helpers.messages import CONTROL, DATA
+from byteps_py.wire.header import (
+    HEADER_SIZE,
+    MAX_ELEMENTS,
+    MAX_ENTRIES,
+    MAX_REASON_BYTES,
+    Flag,
+    Header,
+    Opcode,
+    decode,
+    encode,
+)
+from tests.helpers.messages import BUNDLES, CONTROL, DATA
 
 many = settings(max_examples=400, deadline=None)
 
@@ -37,18 +51,27 @@ def headers(draw: st.DrawFn) -> Header:
     flags, detail, length = Flag.NONE, 0, 0
     if opcode is Opcode.PUSH:
         flags = draw(st.sampled_from([Flag.NONE, Flag.ABSENT, Flag.WANT_RESULT, Flag.ABSENT | Flag.WANT_RESULT]))
+        if draw(st.booleans()):
+            flags |= Flag.PARTIAL
+            detail = 0 if Flag.ABSENT in flags else draw(st.integers(1, 65535))
     elif opcode is Opcode.RESULT:
         flags, detail = draw(st.sampled_from([Flag.NONE, Flag.ABSENT])), draw(u32)
     elif opcode is Opcode.ACCEPT:
         detail = draw(st.integers(1, 2**32 - 1))
         length = detail * 16
     elif opcode is Opcode.WAITING:
-        detail = draw(u32)
+        detail, flags = draw(u32), draw(st.sampled_from([Flag.NONE, Flag.PARTIAL]))
         length = detail * 4
+    elif opcode in (Opcode.PUSH_MANY, Opcode.RESULT_MANY):
+        detail, length = draw(st.integers(1, MAX_ENTRIES)), draw(st.integers(0, 2**64 - 1))
     elif opcode is Opcode.REJECT:
         detail, length = draw(st.integers(0, 1)), draw(st.integers(1, MAX_REASON_BYTES))
     if opcode in (Opcode.PUSH, Opcode.RESULT) and Flag.ABSENT not in flags:
-        length = count * dtype.itemsize
+        wide = opcode is Opcode.PUSH and detail > 1 and dtype in (DType.FLOAT16, DType.BFLOAT16)
+        length = count * (4 if wide else dtype.itemsize)
+    operation = draw(st.sampled_from(Operation))
+    if opcode is Opcode.PUSH and detail > 1:
+        operation = Operation.SUM
     return Header(
         opcode=opcode,
         sender=draw(u32),
@@ -58,7 +81,7 @@ def headers(draw: st.DrawFn) -> Header:
         key=draw(u64),
         round=draw(st.integers(1, 2**64 - 1)),
         dtype=dtype,
-        operation=draw(st.sampled_from(Operation)),
+        operation=operation,
         flags=flags,
         root=draw(u16),
         detail=detail,
@@ -173,6 +196,17 @@ def check_data(frame: bytes, payload_length: int | None) -> None:
     assert header.length == (payload_length or 0)
 
 
+def check_bundle(frames: Sequence[bytes]) -> None:
+    """The promise; what is accepted has one table entry for each that the header announces."""
+    try:
+        header, table, payload = open_bundle([memoryview(each) for each in frames])
+    except RemoteProtocolError:
+        return
+    assert encode(header) == frames[0]
+    assert table.nbytes == header.detail * ENTRY_SIZE
+    assert header.length == payload.nbytes
+
+
 def check_control(frame: bytes) -> None:
     """The promise; and what is accepted can be passed on."""
     try:
@@ -230,6 +264,33 @@ class TestData:
         except LocalProtocolError:
             return
         assert decode(frame, changed.length) == changed
+
+
+class TestBundles:
+    @many
+    @given(st.sampled_from(sorted(BUNDLES)), st.lists(st.binary(max_size=200), max_size=3))
+    def test_any_frames_behind_a_header(self, example: str, frames: list[bytes]) -> None:
+        check_bundle([encode(BUNDLES[example][0]), *frames])
+
+    @many
+    @given(st.sampled_from(sorted(BUNDLES)), mutations)
+    def test_one_changed_byte_of_the_header(self, example: str, mutation: tuple[int, int]) -> None:
+        header, table, payload = BUNDLES[example]
+        check_bundle([mutate(encode(header), mutation), table, payload])
+
+    @many
+    @given(headers(), st.binary(max_size=200), st.binary(max_size=9))
+    def test_any_header(self, header: Header, table: bytes, payload: bytes) -> None:
+        changed = msgspec.structs.replace(header, length=len(payload))
+        with contextlib.suppress(LocalProtocolError):
+            check_bundle([encode(changed), table, payload])
+
+    @pytest.mark.parametrize("example", sorted(BUNDLES))
+    def test_every_truncation_of_the_table_is_refused(self, example: str) -> None:
+        header, table, payload = BUNDLES[example]
+        for length in range(len(table)):
+            with pytest.raises(RemoteProtocolError, match="entries of 40 bytes"):
+                open_bundle([memoryview(encode(header)), memoryview(table)[:length], memoryview(payload)])
 
 
 class TestControl:

@@ -51,6 +51,24 @@ DATA: dict[str, tuple[Header, bytes | None]] = {
         ),
         None,
     ),
+    "push-partial": (
+        Header(
+            opcode=Opcode.PUSH,
+            sender=1,
+            job=JOB,
+            incarnation=WORKER,
+            epoch=2,
+            key=make_key(8, 0),
+            round=3,
+            dtype=DType.BFLOAT16,
+            operation=Operation.SUM,
+            flags=Flag.PARTIAL | Flag.WANT_RESULT,
+            detail=3,
+            count=2,
+            length=8,
+        ),
+        struct.pack("<2f", 1.0, -2.5),
+    ),
     "pull": (
         Header(opcode=Opcode.PULL, sender=0, job=JOB, incarnation=WORKER, epoch=0, key=make_key(7, 3), round=5),
         None,
@@ -120,6 +138,42 @@ DATA: dict[str, tuple[Header, bytes | None]] = {
     ),
 }
 """By the name of the golden file: header and payload."""
+
+BUNDLES: dict[str, tuple[Header, bytes, bytes]] = {
+    "push-many": (
+        Header(
+            opcode=Opcode.PUSH_MANY,
+            sender=1,
+            job=JOB,
+            incarnation=WORKER,
+            epoch=2,
+            key=0,
+            round=17,
+            detail=2,
+            length=8,
+        ),
+        struct.pack("<QQQIIHBBB3x", make_key(7, 0), 5, 41, 0, 2, 0, DType.FLOAT32, Operation.AVERAGE, 2)
+        + struct.pack("<QQQIIHBBB3x", make_key(8, 0), 1, 41, 0, 1000, 0, DType.INT8, Operation.SUM, 3),
+        struct.pack("<2f", 1.0, -2.5),
+    ),
+    "result-many": (
+        Header(
+            opcode=Opcode.RESULT_MANY,
+            sender=3,
+            job=JOB,
+            incarnation=SERVER,
+            epoch=0,
+            key=0,
+            round=1,
+            detail=2,
+            length=16,
+        ),
+        struct.pack("<QQQIIHBBB3x", make_key(9, 0), 5, 41, 0, 3, 4, DType.INT8, Operation.SUM, 0)
+        + struct.pack("<QQQIIHBBB3x", make_key(7, 0), 5, 41, 8, 2, 2, DType.FLOAT32, Operation.AVERAGE, 0),
+        b"\x01\xff\x80" + bytes(5) + struct.pack("<2f", 0.5, -1.25),
+    ),
+}
+"""By the name of the golden file: header, table and payload."""
 
 CONTROL: dict[str, ControlMessage] = {
     "register": control.Register(

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from byteps_py.errors import RemoteProtocolError
-from byteps_py.roles.envelope import Complaints, Envelope, asks_to_join, open_frames
+from byteps_py.roles.envelope import Complaints, Envelope, asks_to_join, is_bundle, open_bundle, open_frames
 from byteps_py.types import DType, Role
 from byteps_py.wire.control import Heartbeat, ProcessInfo, Register, encode_control
 from byteps_py.wire.header import Opcode, encode
@@ -41,6 +41,41 @@ def test_frames_open_to_header_and_payload() -> None:
 def test_other_numbers_of_frames_are_refused(count: int) -> None:
     with pytest.raises(RemoteProtocolError, match=f"has {count}"):
         open_frames([memoryview(b"")] * count)
+
+
+MANY = ENVELOPE.header(Opcode.PUSH_MANY, 0, 3, detail=1, length=8)
+TABLE = memoryview(bytes(40))
+
+
+def test_a_bundle_opens_to_header_table_and_payload() -> None:
+    frames = [memoryview(encode(MANY)), TABLE, memoryview(b"abcdefgh")]
+    assert is_bundle(frames)
+    assert open_bundle(frames) == (MANY, TABLE, b"abcdefgh")
+    bare = ENVELOPE.header(Opcode.RESULT_MANY, 0, 1, detail=1)
+    assert is_bundle([memoryview(encode(bare)), TABLE])
+    assert open_bundle([memoryview(encode(bare)), TABLE]) == (bare, TABLE, b"")
+
+
+def test_a_bundle_without_its_table_is_refused() -> None:
+    frames = [memoryview(encode(ENVELOPE.header(Opcode.PUSH_MANY, 0, 3, detail=1)))]
+    assert not is_bundle(frames)
+    with pytest.raises(RemoteProtocolError, match="PUSH_MANY without its table"):
+        open_frames(frames)
+
+
+def test_other_messages_are_no_bundles() -> None:
+    push = memoryview(encode(ENVELOPE.header(Opcode.PUSH, 5, 2, count=1, length=4)))
+    assert not is_bundle([push, memoryview(b"abcd")])
+    assert not is_bundle([push, TABLE, memoryview(b"abcd")])
+    assert not is_bundle([memoryview(b"short"), TABLE])
+    assert not is_bundle([memoryview(encode(MANY)), TABLE, TABLE, TABLE])
+    assert not is_bundle([])
+
+
+@pytest.mark.parametrize("payload", [b"", b"1234567", b"123456789"])
+def test_a_bundle_of_another_payload_is_refused(payload: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match=f"announces 8 payload bytes and carries {len(payload)}"):
+        open_bundle([memoryview(encode(MANY)), TABLE, memoryview(payload)])
 
 
 def test_only_a_registration_asks_to_join() -> None:

@@ -115,8 +115,10 @@ class TestLayout:
             ("MISSING", 5),
             ("REJECT", 6),
             ("WAITING", 7),
+            ("PUSH_MANY", 8),
+            ("RESULT_MANY", 9),
         ]
-        assert [(each.name, each.value) for each in Flag if each] == [("ABSENT", 1), ("WANT_RESULT", 2)]
+        assert [(each.name, each.value) for each in Flag if each] == [("ABSENT", 1), ("WANT_RESULT", 2), ("PARTIAL", 4)]
 
 
 @pytest.mark.parametrize("name", DATA)
@@ -147,7 +149,7 @@ class TestDecodeRefuses:
         with pytest.raises(RemoteProtocolError, match=f"version {version}, this process 1: install the same"):
             decode(literal(version=bytes([version])), None)
 
-    @pytest.mark.parametrize("opcode", [0, 8, 255])
+    @pytest.mark.parametrize("opcode", [0, 10, 255])
     def test_an_unknown_opcode(self, opcode: int) -> None:
         with pytest.raises(RemoteProtocolError, match="out of range"):
             decode(literal(opcode=bytes([opcode])), None)
@@ -162,7 +164,7 @@ class TestDecodeRefuses:
         with pytest.raises(RemoteProtocolError, match="out of range"):
             decode(literal(operation=bytes([operation])), None)
 
-    @pytest.mark.parametrize("flags", [4, 128, 255])
+    @pytest.mark.parametrize("flags", [8, 128, 255])
     def test_unknown_flags(self, flags: int) -> None:
         with pytest.raises(RemoteProtocolError, match="unknown flags"):
             decode(literal(opcode=b"\x01", flags=bytes([flags])), None)
@@ -177,13 +179,51 @@ class TestDecodeRefuses:
 
     @pytest.mark.parametrize(
         ("opcode", "flags"),
-        [(2, 1), (2, 2), (3, 1), (3, 2), (4, 2), (4, 3), (5, 1), (5, 2), (6, 1), (6, 2), (7, 1), (7, 2)],
+        [
+            *((2, 1), (2, 2), (3, 1), (3, 2), (4, 2), (4, 3), (5, 1), (5, 2), (6, 1), (6, 2), (7, 1), (7, 2)),
+            *((8, 1), (8, 2), (9, 1), (9, 2), (2, 4), (3, 4), (4, 4), (5, 4), (6, 4), (7, 5), (8, 4), (9, 4)),
+        ],
     )
     def test_a_flag_of_another_message(self, opcode: int, flags: int) -> None:
         with pytest.raises(RemoteProtocolError, match="must not carry flags"):
             decode(literal(opcode=bytes([opcode]), flags=bytes([flags])), None)
 
-    @pytest.mark.parametrize(("opcode", "detail"), [(1, 1), (2, 1), (5, 1), (6, 2)])
+    @pytest.mark.parametrize(
+        ("flags", "operation", "detail", "problem"),
+        [
+            (4, 1, 0, "PARTIAL PUSH of 0 contributions with flags 0x04"),
+            (5, 1, 1, "PARTIAL PUSH of 1 contributions with flags 0x05"),
+            (4, 1, 65536, "PARTIAL PUSH of 65536 contributions"),
+            (4, 3, 2, "PARTIAL PUSH of 2 contributions to a BROADCAST"),
+        ],
+    )
+    def test_a_partial_push_of_impossible_contributions(
+        self, flags: int, operation: int, detail: int, problem: str
+    ) -> None:
+        frame = literal(
+            opcode=b"\x01", flags=bytes([flags]), operation=bytes([operation]), detail=detail.to_bytes(4, "little")
+        )
+        with pytest.raises(RemoteProtocolError, match=problem):
+            decode(frame, None)
+
+    @pytest.mark.parametrize(("dtype", "detail", "itemsize"), [(3, 2, 4), (3, 1, 2), (4, 3, 4), (5, 2, 1), (2, 2, 8)])
+    def test_a_partial_push_of_16_bit_floats_carries_float32(self, dtype: int, detail: int, itemsize: int) -> None:
+        for length in (1, 2, 4, 8):
+            frame = literal(
+                opcode=b"\x01",
+                flags=b"\x04",
+                dtype=bytes([dtype]),
+                detail=detail.to_bytes(4, "little"),
+                count=u64(10),
+                length=u64(10 * length),
+            )
+            if length == itemsize:
+                assert decode(frame, 10 * length).detail == detail
+            else:
+                with pytest.raises(RemoteProtocolError, match=f"must carry {10 * itemsize} payload bytes"):
+                    decode(frame, 10 * length)
+
+    @pytest.mark.parametrize(("opcode", "detail"), [(1, 1), (2, 1), (5, 1), (6, 2), (8, 65537), (9, 65537)])
     def test_a_detail_of_another_message(self, opcode: int, detail: int) -> None:
         with pytest.raises(RemoteProtocolError, match="must not carry the detail"):
             decode(literal(opcode=bytes([opcode]), detail=detail.to_bytes(4, "little")), None)
@@ -253,6 +293,16 @@ class TestLengths:
             with pytest.raises(RemoteProtocolError, match=f"REJECT of a reason .* not {length}"):
                 decode(literal(opcode=b"\x06", length=u64(length)), length)
 
+    @pytest.mark.parametrize("opcode", [Opcode.PUSH_MANY, Opcode.RESULT_MANY])
+    def test_many(self, opcode: Opcode) -> None:
+        """How many bytes so many entries need is told by the table."""
+        for entries, length in ((1, 0), (1, 7), (wire.MAX_ENTRIES, 2**30)):
+            detail = entries.to_bytes(4, "little")
+            frame = literal(opcode=bytes([opcode]), detail=detail, length=u64(length))
+            assert decode(frame, length).detail == entries
+        with pytest.raises(RemoteProtocolError, match=f"{opcode.name} of 0 entries"):
+            decode(literal(opcode=bytes([opcode]), length=u64(8)), 8)
+
     @pytest.mark.parametrize("opcode", [Opcode.PULL, Opcode.MISSING])
     def test_questions_carry_nothing(self, opcode: Opcode) -> None:
         with pytest.raises(RemoteProtocolError, match=f"{opcode.name} of nothing must carry 0 payload bytes, not 4"):
@@ -305,7 +355,8 @@ class TestEncodeRefuses:
 
 class TestProtocolDocument:
     def test_fields_stand_at_their_offsets(self) -> None:
-        rows = re.findall(r"^\| (\d+) \| (\w+) \| ", PROTOCOL, re.MULTILINE)
+        section = PROTOCOL.partition("### Opcodes")[0]
+        rows = re.findall(r"^\| (\d+) \| (\w+) \| ", section, re.MULTILINE)
         fields = [(int(offset), name) for offset, name in rows if name.islower()]
         assert [name for _, name in fields] == list(PLACES)
         offset = 0
@@ -315,11 +366,11 @@ class TestProtocolDocument:
         assert offset == HEADER_SIZE
 
     def test_opcodes(self) -> None:
-        rows = re.findall(r"^\| (\d+) ([A-Z]+) \| ", PROTOCOL, re.MULTILINE)
+        rows = re.findall(r"^\| (\d+) ([A-Z_]+) \| ", PROTOCOL, re.MULTILINE)
         assert rows == [(str(each.value), each.name) for each in Opcode]
 
     def test_tags(self) -> None:
-        tables: list[list[DType | Operation | Flag]] = [list(DType), list(Operation), [Flag.ABSENT, Flag.WANT_RESULT]]
+        tables: list[list[DType | Operation | Flag]] = [list(DType), list(Operation), [each for each in Flag if each]]
         for tags in tables:
             text = ", ".join(f"{int(each)} {getattr(each, 'label', each.name)}" for each in tags)
             assert f"| {text} |" in PROTOCOL
