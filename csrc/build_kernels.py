@@ -10,7 +10,16 @@ from cffi import FFI
 
 # Relative to setup.py, as setuptools wants sources.
 _DIRECTORY = "csrc"
-_SOURCES = ("dispatch.c", "level_baseline.c", "level_avx2.c", "level_avx512.c", "farewell.c")
+_SOURCES = (
+    "dispatch.c",
+    "level_baseline.c",
+    "level_avx2.c",
+    "level_avx512.c",
+    "farewell.c",
+    "ledger.c",
+    "lend.c",
+    "memory.c",
+)
 _HEADERS = ("cdefs.h", "kernels.h", "convert.h", "half_f16c.h", "sum.h", "level.h")
 
 ffibuilder = FFI()

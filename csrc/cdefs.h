@@ -36,6 +36,12 @@ enum byteps_level {
 /* The largest divisor: float32 holds every whole number up to it. */
 enum { BYTEPS_MAX_DIVISOR = 16777216 };
 
+/* Results of so many bytes or more are stored past the caches, unless they replace a source.  Such stores spare reading
+ * the lines that they fill, but whoever reads the result then finds it in memory.  Half of a last-level cache of 32 MiB:
+ * there a copy and reading what it wrote took less time so from 16 MiB on, and a tenth to a quarter more below 8.  A
+ * constant, because what the system says of the cache is wrong in virtual machines (10 times too much in that one). */
+enum { BYTEPS_PAST_CACHES = 16777216 };
+
 /* The highest level that this processor and its operating system support. */
 int byteps_best_level(void);
 
@@ -47,8 +53,18 @@ int byteps_best_level(void);
 int byteps_sum_groups(void *out, const void *const *sources, size_t n_sources, const size_t *groups, size_t n_groups,
                       int dtype, size_t count, int32_t divisor, int threads, int level);
 
+/* The same for float16 and bfloat16 in two steps, which give the same bits as one: with `widen` the sources are elements
+ * of dtype and out is float32; else the sources are float32 and out is dtype.  out shares nothing with a source. */
+int byteps_sum_converting(void *out, const void *const *sources, size_t n_sources, const size_t *groups,
+                          size_t n_groups, int dtype, int widen, size_t count, int32_t divisor, int threads, int level);
+
 /* Copies bytes between buffers that do not overlap. */
 int byteps_copy(void *out, const void *source, size_t n_bytes, int threads);
+
+/* What the sums and copies are measured against, on one thread: a copy, and out = left + right.  With `past_caches` the
+ * result is stored past the caches. */
+void byteps_stream_copy(void *out, const void *source, size_t n_bytes, int past_caches);
+void byteps_stream_add(float *out, const float *left, const float *right, size_t count, int past_caches);
 
 /* From now on SIGTERM, if it is at its default and this is no first process of a container, adds 1 to the eventfd `fd`,
  * and ends this process as ever at most `milliseconds` later.  Returns whether that is so.  Not for several threads at
@@ -64,3 +80,98 @@ int byteps_team_size(size_t n_bytes, int threads);
 /* How many threads a parallel region really gets that asks for `threads`: the runtime may give fewer.  The calling thread
  * keeps that team, waiting as the policy says, until it ends. */
 int byteps_given_team(int threads);
+
+/* The ledger: the open rounds of light tensors of one server; see ledger.c.  Its memory is the caller's, who makes room
+ * for more rows, frames and buffers there.  Only one thread at a time may use one. */
+
+enum {
+    BYTEPS_LIGHT_BYTES = 65536,  /* a contribution or result has fewer */
+    BYTEPS_MAX_ENTRIES = 65536,  /* of one table, and rows that are complete at a time */
+    BYTEPS_PLACE_ALIGNMENT = 8,  /* of elements in a payload */
+    BYTEPS_MAX_WORKERS = 65535
+};
+
+/* The numbers of byteps_py.types.Operation and byteps_py.wire.header.Flag. */
+enum byteps_operation { BYTEPS_SUM = 1, BYTEPS_AVERAGE = 2 };
+enum byteps_flag { BYTEPS_ABSENT = 1, BYTEPS_WANT_RESULT = 2 };
+
+/* byteps_py.wire.bundle.ENTRY */
+struct byteps_entry {
+    uint64_t key, round, step;
+    uint32_t place, count;
+    uint16_t root;
+    uint8_t dtype, operation, flags, padding[3];
+};
+
+/* A new row is all zero. */
+enum byteps_row_state { BYTEPS_ROW_NEW = 0, BYTEPS_ROW_KEPT = 1, BYTEPS_ROW_EVICTED = 2 };
+
+struct byteps_row {
+    uint64_t round, step;       /* the open round; step, count, dtype and operation of its first contribution */
+    uint32_t count;
+    uint8_t dtype, operation, state, has_result;
+    uint32_t arrived, present;  /* how many contributed, and how many of them elements */
+    uint32_t buffer;            /* where the bytes of the last result lie; 0: it has none */
+    struct byteps_entry result; /* the last one, if has_result */
+};
+
+/* What one worker contributed to the open round of a row: `frame` 0: nothing yet, 1: an absent contribution. */
+enum { BYTEPS_NO_FRAME = 0, BYTEPS_ABSENT_FRAME = 1, BYTEPS_FIRST_FRAME = 2 };
+struct byteps_share { uint32_t frame, place; };
+
+/* A payload, and how many shares refer to it. */
+struct byteps_frame {
+    const void *start;
+    uint64_t mark;
+    uint32_t uses;
+};
+
+struct byteps_ledger {
+    uint32_t workers, n_groups, limit, capacity; /* tensor ids from `limit` on have no row; rows there are */
+    int32_t level;
+    const size_t *groups;         /* sizes of consecutive groups of workers */
+    struct byteps_row *rows;      /* by tensor id */
+    struct byteps_share *shares;  /* `workers` of row 0, of row 1 ... */
+    struct byteps_frame *frames;  /* by number, from BYTEPS_FIRST_FRAME */
+    uint32_t *buffers;            /* how many rows have their last result in each; by number, from 1 */
+    const void **sources;         /* room for `workers` */
+    size_t *sizes;                /* room for `n_groups` */
+    uint32_t *complete, n_complete;   /* tensor ids; the other lists have room for BYTEPS_MAX_ENTRIES, too ... */
+    uint32_t *irregular, n_irregular; /* places in the table of the last take */
+    uint32_t *released, n_released;   /* buffers that no row needs since the last take */
+    uint32_t *read, n_read;           /* ... but this one for all frames: those that the last finish read */
+    uint64_t mark, n_bytes;           /* n_bytes: what the results of all complete rows need */
+};
+
+/* Takes the regular ones of the entries first .. last-1 of a table, for worker `rank`.  Returns `last`, or the place of
+ * an entry for which `capacity` must grow first: then go on from there.  The lists begin anew where first is 0.
+ * rank < workers, last <= BYTEPS_MAX_ENTRIES - n_complete, and the frame is not in use, at `first` = 0. */
+size_t byteps_ledger_take(struct byteps_ledger *ledger, uint32_t rank, const void *table, size_t first, size_t last,
+                          uint32_t frame, const void *payload, size_t n_bytes);
+
+/* Sums the complete rows into out, writes their entries to table (n_complete of them) and opens their next rounds.
+ * `buffer`, a number that is not in use, stands for out.  Returns a status; unless it is BYTEPS_OK, nothing but out has
+ * changed. */
+int byteps_ledger_finish(struct byteps_ledger *ledger, void *out, uint32_t buffer, void *table);
+
+/* How many pieces of memory may be lent to libzmq at the same time. */
+enum { BYTEPS_MAX_LOANS = 1024 };
+
+/* Functions of libzmq: zmq_msg_init_data, zmq_msg_send, zmq_msg_close. */
+struct byteps_libzmq {
+    int (*init_data)(void *message, void *data, size_t n_bytes, void (*give_back)(void *data, void *hint), void *hint);
+    int (*send)(void *message, void *socket, int flags);
+    int (*close)(void *message);
+};
+
+/* Sends `data` as one frame of a message without copying it, as the loan of this number (0 .. BYTEPS_MAX_LOANS - 1),
+ * which must not be out.  The memory must stay as it is until byteps_is_lent says 0.  Returns 0, or the errno of libzmq:
+ * then nothing is lent.  The socket belongs to the calling thread. */
+int byteps_lend(const struct byteps_libzmq *libzmq, void *socket, void *data, size_t n_bytes, int flags, int loan);
+
+/* Whether libzmq still has the memory of this loan.  Any thread. */
+int byteps_is_lent(int loan);
+
+/* From now on the memory of freed frames is kept for the next ones, up to n_bytes, instead of being returned to the
+ * system and faulted in anew.  For a process that is the caller's own: it concerns every allocation in it. */
+void byteps_keep_freed_memory(size_t n_bytes);

@@ -1,66 +1,114 @@
-/* 16-bit floats to float32 and back, one element at a time and without branches, so that the compiler can vectorise
- * the loops around them with the baseline instruction set.  F16C gives the same bits. */
+/* 16-bit floats to float32 and back, a vector at a time and without branches, with the baseline instruction set.  F16C
+ * gives the same bits.  Included where the names of level.h are defined.
+ *
+ * A word of 32 bits holds two elements.  Those in the lower halves of a vector of words and those in the upper halves
+ * become a vector of accumulators each: every lane stays where it is, so nothing is packed or shuffled. */
 
-#ifndef BYTEPS_CONVERT_H
-#define BYTEPS_CONVERT_H
+typedef float FLOATS __attribute__((vector_size(VECTOR_BYTES)));
+typedef int32_t SIGNED __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint32_t LOOSE_WORDS __attribute__((vector_size(VECTOR_BYTES), aligned(1), may_alias));
 
-#include <stdint.h>
-#include <string.h>
-
-/* memcpy is how C reinterprets bits; it compiles to a register move. */
-static inline float float_of_bits(uint32_t bits)
+/* For each lane, x where the mask is all ones, and y where it is zero. */
+INLINE WORDS choose(SIGNED mask, WORDS x, WORDS y)
 {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static inline uint32_t bits_of_float(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
+    return ((WORDS)mask & x) | (~(WORDS)mask & y);
 }
 
 /* Exact.  A half has 5 exponent and 10 mantissa bits; a float has 8 (bias larger by 112) and 23 (longer by 13). */
-static inline float half_to_float(uint16_t half)
+INLINE FLOATS half_to_float(WORDS half)
 {
-    const uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
-    const uint32_t magnitude = half & 0x7fffu;
-    const uint32_t normal = (magnitude << 13) + (112u << 23);
-    const uint32_t special = (magnitude << 13) + (224u << 23); /* infinity and NaN: the exponent is all ones */
-    const uint32_t subnormal = bits_of_float((float)(int32_t)magnitude * 0x1p-24f);
-    const uint32_t finite = magnitude < 0x0400u ? subnormal : normal;
-    return float_of_bits(sign | (magnitude < 0x7c00u ? finite : special));
+    const WORDS sign = (half & 0x8000u) << 16;
+    const WORDS magnitude = half & 0x7fffu;
+    const WORDS normal = (magnitude << 13) + (112u << 23);
+    const WORDS special = (magnitude << 13) + (224u << 23); /* infinity and NaN: the exponent is all ones */
+    const WORDS subnormal = (WORDS)(__builtin_convertvector((SIGNED)magnitude, FLOATS) * 0x1p-24f);
+    const WORDS finite = choose((SIGNED)magnitude < 0x0400, subnormal, normal);
+    return (FLOATS)(sign | choose((SIGNED)magnitude < 0x7c00, finite, special));
 }
 
 /* Rounds to nearest even.  65520 and more become infinity; a NaN becomes the positive quiet one. */
-static inline uint16_t float_to_half(float value)
+INLINE WORDS float_to_half(FLOATS value)
 {
-    const uint32_t bits = bits_of_float(value);
-    const uint32_t sign = (bits >> 16) & 0x8000u;
-    const uint32_t magnitude = bits & 0x7fffffffu;
+    const WORDS bits = (WORDS)value;
+    const WORDS sign = (bits >> 16) & 0x8000u;
+    const WORDS magnitude = bits & 0x7fffffffu;
     /* Half of the 13 bits that go, less one if the last bit that stays is even; the carry may reach the exponent. */
-    const uint32_t rounded = (magnitude + 0x0fffu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
-    const uint32_t normal = rounded < 0x7c00u ? rounded : 0x7c00u;
+    const WORDS rounded = (magnitude + 0x0fffu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
+    const WORDS infinity = (WORDS){0} + 0x7c00u;
+    const WORDS normal = choose((SIGNED)rounded < 0x7c00, rounded, infinity);
     /* One unit in the last place of 0.5f is the smallest half, so the addition does the rounding. */
-    const uint32_t subnormal = bits_of_float(float_of_bits(magnitude) + 0.5f) - bits_of_float(0.5f);
-    const uint32_t finite = magnitude < 0x38800000u ? subnormal : normal; /* 2^-14, the smallest normal half */
-    return (uint16_t)(magnitude <= 0x7f800000u ? sign | finite : 0x7e00u);
+    const WORDS subnormal = (WORDS)((FLOATS)magnitude + 0.5f) - 0x3f000000u;
+    const WORDS finite = choose((SIGNED)magnitude < 0x38800000, subnormal, normal); /* 2^-14, the smallest normal half */
+    return choose((SIGNED)magnitude <= 0x7f800000, sign | finite, (WORDS){0} + 0x7e00u);
+}
+
+/* The upper half of a float, rounded to nearest even, in place: the lower half is left as it comes.  The carry of the
+ * largest values gives infinity.  The one NaN that sums leave carries nowhere. */
+INLINE WORDS round_to_bfloat(FLOATS value)
+{
+    const WORDS bits = (WORDS)value;
+    return bits + 0x7fffu + ((bits >> 16) & 1u);
+}
+
+INLINE void widen_half(const char *from, FLOATS *a, FLOATS *b, FLOATS *c, FLOATS *d)
+{
+    const LOOSE_WORDS *words = (const LOOSE_WORDS *)from;
+    const WORDS low = words[0], high = words[1];
+    *a = half_to_float(low & 0xffffu);
+    *b = half_to_float(low >> 16);
+    *c = half_to_float(high & 0xffffu);
+    *d = half_to_float(high >> 16);
+}
+
+INLINE void narrow_half(WORDS *low, WORDS *high, FLOATS a, FLOATS b, FLOATS c, FLOATS d)
+{
+    *low = float_to_half(a) | float_to_half(b) << 16;
+    *high = float_to_half(c) | float_to_half(d) << 16;
 }
 
 /* Exact: a bfloat16 is the upper half of a float. */
-static inline float bfloat_to_float(uint16_t bfloat)
+INLINE void widen_bfloat(const char *from, FLOATS *a, FLOATS *b, FLOATS *c, FLOATS *d)
 {
-    return float_of_bits((uint32_t)bfloat << 16);
+    const LOOSE_WORDS *words = (const LOOSE_WORDS *)from;
+    const WORDS low = words[0], high = words[1];
+    *a = (FLOATS)(low << 16);
+    *b = (FLOATS)(low & 0xffff0000u);
+    *c = (FLOATS)(high << 16);
+    *d = (FLOATS)(high & 0xffff0000u);
 }
 
-/* Rounds to nearest even; the carry of the largest values gives infinity, and that of a NaN must not wrap. */
-static inline uint16_t float_to_bfloat(float value)
+INLINE void narrow_bfloat(WORDS *low, WORDS *high, FLOATS a, FLOATS b, FLOATS c, FLOATS d)
 {
-    const uint32_t bits = bits_of_float(value);
-    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    return (uint16_t)((bits & 0x7fffffffu) <= 0x7f800000u ? rounded : 0x7fc0u);
+    *low = round_to_bfloat(a) >> 16 | (round_to_bfloat(b) & 0xffff0000u);
+    *high = round_to_bfloat(c) >> 16 | (round_to_bfloat(d) & 0xffff0000u);
 }
 
-#endif
+/* The elements of two vectors that hold them by turns, in order: those of the first vector, then those of the other. */
+INLINE void join_pairs(FLOATS *a, FLOATS *b)
+{
+    enum { LANES = VECTOR_BYTES / sizeof(float) };
+    float lower[LANES], upper[LANES], joined[2 * LANES];
+    memcpy(lower, a, sizeof lower);
+    memcpy(upper, b, sizeof upper);
+    for (size_t i = 0; i < LANES; i++) {
+        joined[2 * i] = lower[i];
+        joined[2 * i + 1] = upper[i];
+    }
+    memcpy(a, joined, sizeof *a);
+    memcpy(b, joined + LANES, sizeof *b);
+}
+
+/* The way back. */
+INLINE void part_pairs(FLOATS *a, FLOATS *b)
+{
+    enum { LANES = VECTOR_BYTES / sizeof(float) };
+    float lower[LANES], upper[LANES], joined[2 * LANES];
+    memcpy(joined, a, sizeof *a);
+    memcpy(joined + LANES, b, sizeof *b);
+    for (size_t i = 0; i < LANES; i++) {
+        lower[i] = joined[2 * i];
+        upper[i] = joined[2 * i + 1];
+    }
+    memcpy(a, lower, sizeof lower);
+    memcpy(b, upper, sizeof upper);
+}

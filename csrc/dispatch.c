@@ -13,7 +13,7 @@
 /* Threads take whole multiples of this many elements, so that no two write to one cache line. */
 #define GRAIN ((size_t)1024)
 
-static const size_t ITEM_BYTES[BYTEPS_DTYPES] = {
+const size_t byteps_item_bytes[BYTEPS_DTYPES] = {
     [BYTEPS_FLOAT32] = 4,  [BYTEPS_FLOAT64] = 8, [BYTEPS_FLOAT16] = 2, [BYTEPS_BFLOAT16] = 2,
     [BYTEPS_INT8] = 1,     [BYTEPS_UINT8] = 1,   [BYTEPS_INT32] = 4,   [BYTEPS_INT64] = 8,
 };
@@ -45,16 +45,19 @@ int byteps_team_size(size_t n_bytes, int threads)
     return useful < (size_t)threads ? (int)useful : threads;
 }
 
-static byteps_sum_slice find_slice(int level, int dtype)
-{
+/* The function of a level; `name` may have brackets behind it. */
 #if defined(__x86_64__)
-    if (level == BYTEPS_LEVEL_AVX2)
-        return byteps_slices_avx2[dtype];
-    if (level == BYTEPS_LEVEL_AVX512)
-        return byteps_slices_avx512[dtype];
+#define OF_LEVEL(level, name, ...)                                                                                     \
+    ((level) == BYTEPS_LEVEL_AVX512 ? name##_avx512 __VA_ARGS__                                                        \
+     : (level) == BYTEPS_LEVEL_AVX2 ? name##_avx2 __VA_ARGS__                                                          \
+                                    : name##_baseline __VA_ARGS__)
+#else
+#define OF_LEVEL(level, name, ...) ((void)(level), name##_baseline __VA_ARGS__)
 #endif
-    (void)level;
-    return byteps_slices_baseline[dtype];
+
+byteps_sum_slice byteps_find_slice(int level, int index)
+{
+    return OF_LEVEL(level, byteps_slices, [index]);
 }
 
 static int groups_fit(const size_t *groups, size_t n_groups, size_t n_sources)
@@ -68,18 +71,12 @@ static int groups_fit(const size_t *groups, size_t n_groups, size_t n_sources)
     return n_sources > 0 && left == 0;
 }
 
-static int overlap(const void *a, const void *b, size_t n_bytes)
-{
-    const uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
-    return (x < y ? y - x : x - y) < n_bytes;
-}
-
 static int may_write(const void *out, const void *const *sources, size_t n_sources, size_t n_bytes)
 {
-    if (out != sources[0] && overlap(out, sources[0], n_bytes))
+    if (out != sources[0] && byteps_overlap(out, sources[0], n_bytes))
         return 0;
     for (size_t s = 1; s < n_sources; s++)
-        if (overlap(out, sources[s], n_bytes))
+        if (byteps_overlap(out, sources[s], n_bytes))
             return 0;
     return 1;
 }
@@ -97,6 +94,7 @@ struct work {
     const size_t *groups;
     size_t n_groups;
     int32_t divisor;
+    int past_caches;
 };
 
 /* Sums in the default floating-point environment.  The calling thread may flush subnormals or round otherwise; the
@@ -106,15 +104,28 @@ static void sum_share(const struct work *work, size_t first, size_t last)
     fenv_t callers;
     fegetenv(&callers);
     fesetenv(FE_DFL_ENV);
-    work->slice(work->out, work->sources, work->groups, work->n_groups, first, last, work->divisor);
+    work->slice(work->out, work->sources, work->groups, work->n_groups, first, last, work->divisor, work->past_caches);
     fesetenv(&callers);
 }
 
-int byteps_sum_groups(void *out, const void *const *sources, size_t n_sources, const size_t *groups, size_t n_groups,
-                      int dtype, size_t count, int32_t divisor, int threads, int level)
+static int sum_all(const struct work *work, size_t count, size_t n_bytes, int threads)
 {
-    if (dtype < BYTEPS_FLOAT32 || dtype > BYTEPS_INT64)
-        return BYTEPS_BAD_DTYPE;
+    const int team = byteps_team_size(n_bytes, threads);
+    if (team == 1) {
+        sum_share(work, 0, count);
+        return BYTEPS_OK;
+    }
+#pragma omp parallel num_threads(team)
+    {
+        /* The runtime may give fewer threads than were asked for. */
+        const int index = omp_get_thread_num(), given = omp_get_num_threads();
+        sum_share(work, share_begin(count, index, given), share_begin(count, index + 1, given));
+    }
+    return BYTEPS_OK;
+}
+
+static int check_sum(size_t n_sources, const size_t *groups, size_t n_groups, int32_t divisor, int threads, int level)
+{
     if (level < BYTEPS_LEVEL_BASELINE || level > byteps_best_level())
         return BYTEPS_BAD_LEVEL;
     if (!groups_fit(groups, n_groups, n_sources))
@@ -123,43 +134,82 @@ int byteps_sum_groups(void *out, const void *const *sources, size_t n_sources, c
         return BYTEPS_BAD_DIVISOR;
     if (threads < 1)
         return BYTEPS_BAD_THREADS;
-    if (!may_write(out, sources, n_sources, count * ITEM_BYTES[dtype]))
+    return BYTEPS_OK;
+}
+
+int byteps_sum_groups(void *out, const void *const *sources, size_t n_sources, const size_t *groups, size_t n_groups,
+                      int dtype, size_t count, int32_t divisor, int threads, int level)
+{
+    if (dtype < BYTEPS_FLOAT32 || dtype > BYTEPS_INT64)
+        return BYTEPS_BAD_DTYPE;
+    const int status = check_sum(n_sources, groups, n_groups, divisor, threads, level);
+    if (status != BYTEPS_OK)
+        return status;
+    const size_t n_bytes = count * byteps_item_bytes[dtype];
+    if (!may_write(out, sources, n_sources, n_bytes))
         return BYTEPS_OVERLAP;
 
-    const struct work work = {find_slice(level, dtype), out, sources, groups, n_groups, divisor};
-    const int team = byteps_team_size(count * ITEM_BYTES[dtype] * (n_sources + 1), threads);
-    if (team == 1) {
-        sum_share(&work, 0, count);
-        return BYTEPS_OK;
-    }
-#pragma omp parallel num_threads(team)
-    {
-        /* The runtime may give fewer threads than were asked for. */
-        const int index = omp_get_thread_num(), given = omp_get_num_threads();
-        sum_share(&work, share_begin(count, index, given), share_begin(count, index + 1, given));
-    }
-    return BYTEPS_OK;
+    /* In place, the lines that are written have just been read. */
+    const int past_caches = out != sources[0] && n_bytes >= BYTEPS_PAST_CACHES;
+    const struct work work = {byteps_find_slice(level, dtype), out, sources, groups, n_groups, divisor, past_caches};
+    return sum_all(&work, count, n_bytes * (n_sources + 1), threads);
+}
+
+int byteps_sum_converting(void *out, const void *const *sources, size_t n_sources, const size_t *groups,
+                          size_t n_groups, int dtype, int widen, size_t count, int32_t divisor, int threads, int level)
+{
+    if (dtype != BYTEPS_FLOAT16 && dtype != BYTEPS_BFLOAT16)
+        return BYTEPS_BAD_DTYPE;
+    const int status = check_sum(n_sources, groups, n_groups, divisor, threads, level);
+    if (status != BYTEPS_OK)
+        return status;
+    const size_t n_narrow = count * byteps_item_bytes[dtype], n_wide = count * sizeof(float);
+    const size_t n_out = widen ? n_wide : n_narrow, n_source = widen ? n_narrow : n_wide;
+    for (size_t s = 0; s < n_sources; s++)
+        if (byteps_meet(out, n_out, sources[s], n_source))
+            return BYTEPS_OVERLAP;
+
+    const int index = widen ? BYTEPS_WIDENED(dtype) : BYTEPS_NARROWED(dtype), past_caches = n_out >= BYTEPS_PAST_CACHES;
+    const struct work work = {byteps_find_slice(level, index), out, sources, groups, n_groups, divisor, past_caches};
+    return sum_all(&work, count, n_out + n_source * n_sources, threads);
+}
+
+static void copy_share(void *out, const void *source, size_t n_bytes, int past_caches)
+{
+    if (past_caches)
+        OF_LEVEL(byteps_best_level(), byteps_copy_past_caches, )(out, source, n_bytes);
+    else if (n_bytes > 0)
+        memcpy(out, source, n_bytes);
 }
 
 int byteps_copy(void *out, const void *source, size_t n_bytes, int threads)
 {
     if (threads < 1)
         return BYTEPS_BAD_THREADS;
-    if (overlap(out, source, n_bytes))
+    if (byteps_overlap(out, source, n_bytes))
         return BYTEPS_OVERLAP;
-    const int team = byteps_team_size(2 * n_bytes, threads);
+    const int past_caches = n_bytes >= BYTEPS_PAST_CACHES, team = byteps_team_size(2 * n_bytes, threads);
     if (team == 1) {
-        if (n_bytes > 0)
-            memcpy(out, source, n_bytes);
+        copy_share(out, source, n_bytes, past_caches);
         return BYTEPS_OK;
     }
 #pragma omp parallel num_threads(team)
     {
         const int index = omp_get_thread_num(), given = omp_get_num_threads();
         const size_t first = share_begin(n_bytes, index, given), last = share_begin(n_bytes, index + 1, given);
-        memcpy((char *)out + first, (const char *)source + first, last - first);
+        copy_share((char *)out + first, (const char *)source + first, last - first, past_caches);
     }
     return BYTEPS_OK;
+}
+
+void byteps_stream_copy(void *out, const void *source, size_t n_bytes, int past_caches)
+{
+    copy_share(out, source, n_bytes, past_caches);
+}
+
+void byteps_stream_add(float *out, const float *left, const float *right, size_t count, int past_caches)
+{
+    OF_LEVEL(byteps_best_level(), byteps_plain_add, )(out, left, right, count, past_caches);
 }
 
 int byteps_given_team(int threads)

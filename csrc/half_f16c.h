@@ -1,35 +1,26 @@
-/* float16 to float32 and back with F16C, for the levels that have it.  Included where TARGET is defined. */
+/* float16 to float32 and back with F16C, for the levels that have it: vectors are of 32 bytes.  Included by level.h. */
 
-#include <immintrin.h>
-
-#include "kernels.h"
-
-TARGET static void widen_half(float *wide, const void *source, size_t first, size_t n)
+INLINE FLOATS widen_eight(const char *from)
 {
-    const char *half = (const char *)source + 2 * first;
-    size_t i = 0;
-    for (; i + 8 <= n; i += 8)
-        _mm256_storeu_ps(wide + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(half + 2 * i))));
-    for (; i < n; i++) {
-        uint16_t one;
-        __builtin_memcpy(&one, half + 2 * i, sizeof one);
-        wide[i] = _cvtsh_ss(one);
-    }
+    return (FLOATS)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
 }
 
-TARGET static void narrow_half(void *out, const float *wide, size_t first, size_t n)
+INLINE void widen_half_f16c(const char *from, FLOATS *a, FLOATS *b, FLOATS *c, FLOATS *d)
 {
-    char *half = (char *)out + 2 * first;
-    size_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        const __m256 eight = _mm256_loadu_ps(wide + i);
-        _mm_storeu_si128((__m128i *)(half + 2 * i), _mm256_cvtps_ph(eight, _MM_FROUND_TO_NEAREST_INT));
-    }
-    for (; i < n; i++) {
-        const uint16_t one = _cvtss_sh(wide[i], _MM_FROUND_TO_NEAREST_INT);
-        __builtin_memcpy(half + 2 * i, &one, sizeof one);
-    }
+    *a = widen_eight(from);
+    *b = widen_eight(from + 16);
+    *c = widen_eight(from + 32);
+    *d = widen_eight(from + 48);
 }
 
-#define WIDEN_HALF widen_half
-#define NARROW_HALF narrow_half
+INLINE WORDS narrow_sixteen(FLOATS left, FLOATS right)
+{
+    return (WORDS)_mm256_set_m128i(_mm256_cvtps_ph((__m256)right, _MM_FROUND_TO_NEAREST_INT),
+                                   _mm256_cvtps_ph((__m256)left, _MM_FROUND_TO_NEAREST_INT));
+}
+
+INLINE void narrow_half_f16c(WORDS *low, WORDS *high, FLOATS a, FLOATS b, FLOATS c, FLOATS d)
+{
+    *low = narrow_sixteen(a, b);
+    *high = narrow_sixteen(c, d);
+}

@@ -3,44 +3,66 @@
  *   LEVEL          suffix of the function names
  *   TARGET         the function attribute that selects the instruction set; per function, because cffi compiles all
  *                  files with the same flags
- *   WIDEN_HALF, NARROW_HALF    optional: hardware conversions of float16 (see WIDEN and NARROW in sum.h) */
+ *   VECTOR_BYTES   the length of its vectors
+ *   HAVE_F16C      optional: float16 is converted by the processor */
 
-#include <math.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
-#include "convert.h"
 #include "kernels.h"
 
-typedef uint16_t LOOSE_U16 __attribute__((aligned(1), may_alias));
+#define INLINE TARGET static inline __attribute__((always_inline))
 
-#define DEFINE_WIDEN(name, convert)                                                                                    \
-    TARGET static void name(float *wide, const void *source, size_t first, size_t n)                                   \
-    {                                                                                                                  \
-        const LOOSE_U16 *narrow = (const LOOSE_U16 *)source + first;                                                   \
-        for (size_t i = 0; i < n; i++)                                                                                 \
-            wide[i] = convert(narrow[i]);                                                                              \
-    }
-#define DEFINE_NARROW(name, convert)                                                                                   \
-    TARGET static void name(void *out, const float *wide, size_t first, size_t n)                                      \
-    {                                                                                                                  \
-        LOOSE_U16 *narrow = (LOOSE_U16 *)out + first;                                                                  \
-        for (size_t i = 0; i < n; i++)                                                                                 \
-            narrow[i] = convert(wide[i]);                                                                              \
-    }
+typedef uint32_t WORDS __attribute__((vector_size(VECTOR_BYTES)));
 
-#ifndef WIDEN_HALF
-DEFINE_WIDEN(widen_half, half_to_float)
-DEFINE_NARROW(narrow_half, float_to_half)
+/* A non-temporal store goes past the caches, and the line that it fills is not read first.  It wants whole vectors at
+ * multiples of their length; where packs are shorter than a cache line, two fill one. */
+#define STREAM_ALIGNMENT(pack_bytes) ((pack_bytes) < 64 ? (pack_bytes) : (size_t)64)
+#if !defined(__x86_64__)
+#define STREAM_FENCE() ((void)0)
+#else
+#define STREAM_FENCE() _mm_sfence() /* such stores are ordered with no others, and another thread reads the result */
+#endif
+
+INLINE void stream(char *to, WORDS vector)
+{
+#if !defined(__x86_64__)
+    memcpy(to, &vector, sizeof vector);
+#elif VECTOR_BYTES == 32
+    _mm256_stream_si256((__m256i *)to, (__m256i)vector);
+#else
+    _mm_stream_si128((__m128i *)to, (__m128i)vector);
+#endif
+}
+
+INLINE void put(char *to, WORDS vector, int past_caches)
+{
+    if (past_caches)
+        stream(to, vector);
+    else
+        memcpy(to, &vector, sizeof vector);
+}
+
+#include "convert.h"
+#ifdef HAVE_F16C
+#include "half_f16c.h"
+#define WIDEN_HALF widen_half_f16c
+#define HALF_IN_PAIRS 0
+#define NARROW_HALF narrow_half_f16c
+#else
 #define WIDEN_HALF widen_half
+#define HALF_IN_PAIRS 1
 #define NARROW_HALF narrow_half
 #endif
-DEFINE_WIDEN(widen_bfloat, bfloat_to_float)
-DEFINE_NARROW(narrow_bfloat, float_to_bfloat)
+
+#include "stream.h"
 
 /* Which payload a NaN gets depends on the order of an addition's operands, which the compiler is free to choose: one
  * NaN for all keeps results equal between levels, thread counts and positions in a buffer. */
-#define CLEAN_FLOAT(x) ((x) != (x) ? (float)NAN : (x))
-#define CLEAN_DOUBLE(x) ((x) != (x) ? (double)NAN : (x))
-#define KEEP(x) (x)
+#define QUIET_FLOAT 0x7fc00000u
+#define QUIET_DOUBLE 0x7ff8000000000000u
 
 /* Division towards minus infinity; n > 0, so nothing overflows. */
 static inline int64_t floor_divide(int64_t x, int64_t n)
@@ -59,53 +81,82 @@ static inline int32_t floor_divide_32(int32_t x, int32_t n)
 
 #define TYPE float32
 #define ACC float
-#define CLEAN CLEAN_FLOAT
-#define DIVIDE(x, n) ((x) / (float)(n))
+#define BITS uint32_t
+#define QUIET_NAN QUIET_FLOAT
 #include "sum.h"
 
 #define TYPE float64
 #define ACC double
-#define CLEAN CLEAN_DOUBLE
-#define DIVIDE(x, n) ((x) / (double)(n))
+#define BITS uint64_t
+#define QUIET_NAN QUIET_DOUBLE
 #include "sum.h"
 
 #define TYPE float16
 #define ACC float
-#define CLEAN CLEAN_FLOAT
-#define DIVIDE(x, n) ((x) / (float)(n))
+#define BITS uint32_t
+#define QUIET_NAN QUIET_FLOAT
 #define WIDEN WIDEN_HALF
 #define NARROW NARROW_HALF
 #include "sum.h"
 
 #define TYPE bfloat16
 #define ACC float
-#define CLEAN KEEP /* narrow_bfloat does it */
-#define DIVIDE(x, n) ((x) / (float)(n))
+#define BITS uint32_t
+#define QUIET_NAN QUIET_FLOAT
 #define WIDEN widen_bfloat
 #define NARROW narrow_bfloat
 #include "sum.h"
 
+/* Sums of 16-bit floats that stay in float32, and sums of such sums. */
+#define TYPE widened_float16
+#define ACC float
+#define BITS uint32_t
+#define QUIET_NAN QUIET_FLOAT
+#define WIDEN WIDEN_HALF
+#define IN_PAIRS HALF_IN_PAIRS
+#include "sum.h"
+
+#define TYPE widened_bfloat16
+#define ACC float
+#define BITS uint32_t
+#define QUIET_NAN QUIET_FLOAT
+#define WIDEN widen_bfloat
+#define IN_PAIRS 1
+#include "sum.h"
+
+#define TYPE narrowed_float16
+#define ACC float
+#define BITS uint32_t
+#define QUIET_NAN QUIET_FLOAT
+#define NARROW NARROW_HALF
+#define IN_PAIRS HALF_IN_PAIRS
+#include "sum.h"
+
+#define TYPE narrowed_bfloat16
+#define ACC float
+#define BITS uint32_t
+#define QUIET_NAN QUIET_FLOAT
+#define NARROW narrow_bfloat
+#define IN_PAIRS 1
+#include "sum.h"
+
 #define TYPE int8
 #define ACC uint8_t
-#define CLEAN KEEP
 #define DIVIDE(x, n) floor_divide_32((int8_t)(x), n)
 #include "sum.h"
 
 #define TYPE uint8
 #define ACC uint8_t
-#define CLEAN KEEP
 #define DIVIDE(x, n) floor_divide_32(x, n)
 #include "sum.h"
 
 #define TYPE int32
 #define ACC uint32_t
-#define CLEAN KEEP
 #define DIVIDE(x, n) floor_divide_32((int32_t)(x), n)
 #include "sum.h"
 
 #define TYPE int64
 #define ACC uint64_t
-#define CLEAN KEEP
 #define DIVIDE(x, n) floor_divide((int64_t)(x), n)
 #include "sum.h"
 
@@ -115,8 +166,17 @@ static inline int32_t floor_divide_32(int32_t x, int32_t n)
 #define ENTRY_(type, level) ENTRY__(type, level)
 #define ENTRY(type) ENTRY_(type, LEVEL)
 
-const byteps_sum_slice TABLE_(LEVEL)[BYTEPS_DTYPES] = {
-    [BYTEPS_FLOAT32] = ENTRY(float32), [BYTEPS_FLOAT64] = ENTRY(float64),   [BYTEPS_FLOAT16] = ENTRY(float16),
-    [BYTEPS_BFLOAT16] = ENTRY(bfloat16), [BYTEPS_INT8] = ENTRY(int8),       [BYTEPS_UINT8] = ENTRY(uint8),
-    [BYTEPS_INT32] = ENTRY(int32),     [BYTEPS_INT64] = ENTRY(int64),
+const byteps_sum_slice TABLE_(LEVEL)[BYTEPS_SLICES] = {
+    [BYTEPS_FLOAT32] = ENTRY(float32),
+    [BYTEPS_FLOAT64] = ENTRY(float64),
+    [BYTEPS_FLOAT16] = ENTRY(float16),
+    [BYTEPS_BFLOAT16] = ENTRY(bfloat16),
+    [BYTEPS_INT8] = ENTRY(int8),
+    [BYTEPS_UINT8] = ENTRY(uint8),
+    [BYTEPS_INT32] = ENTRY(int32),
+    [BYTEPS_INT64] = ENTRY(int64),
+    [BYTEPS_WIDENED(BYTEPS_FLOAT16)] = ENTRY(widened_float16),
+    [BYTEPS_WIDENED(BYTEPS_BFLOAT16)] = ENTRY(widened_bfloat16),
+    [BYTEPS_NARROWED(BYTEPS_FLOAT16)] = ENTRY(narrowed_float16),
+    [BYTEPS_NARROWED(BYTEPS_BFLOAT16)] = ENTRY(narrowed_bfloat16),
 };

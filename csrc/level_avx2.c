@@ -5,6 +5,7 @@
 #if defined(__x86_64__)
 #define LEVEL avx2
 #define TARGET __attribute__((target("avx2,f16c")))
-#include "half_f16c.h"
+#define VECTOR_BYTES 32
+#define HAVE_F16C
 #include "level.h"
 #endif

@@ -2,4 +2,5 @@
 
 #define LEVEL baseline
 #define TARGET
+#define VECTOR_BYTES 16
 #include "level.h"

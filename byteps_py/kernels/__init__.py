@@ -57,6 +57,32 @@ class Kernels(Protocol):
             KernelError: an argument breaks one of these rules.
         """
 
+    def sum_converting(
+        self,
+        out: object,
+        sources: Sequence[object],
+        groups: Sequence[int],
+        dtype: DType,
+        count: int,
+        divisor: int,
+        threads: int,
+        *,
+        widen: bool,
+    ) -> None:
+        """:meth:`sum_groups` of float16 or bfloat16 in two steps, with the same bits as in one.
+
+        The first step sums some of the groups: with ``widen`` the sources hold ``dtype`` and ``out`` float32.  The
+        second sums what the first has made: without it the sources hold float32 and ``out`` ``dtype``, rounded once.
+
+        Args:
+            out: as for :meth:`sum_groups`, but it shares nothing with any source.
+            sources, groups, dtype, count, divisor, threads: as for :meth:`sum_groups`.
+            widen: which step.
+
+        Raises:
+            KernelError: an argument breaks one of these rules.
+        """
+
     def copy(self, out: object, source: object, nbytes: int, threads: int) -> None:
         """Copy the first ``nbytes`` bytes of ``source`` to ``out``; the two must not overlap.
 

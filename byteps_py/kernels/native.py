@@ -7,16 +7,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from byteps_py.errors import KernelError
 from byteps_py.kernels._native import ffi, lib
-from byteps_py.kernels.arguments import OVERLAP_MESSAGE, check_copy, check_sum
+from byteps_py.kernels.arguments import OVERLAP_MESSAGE, SHARED_MESSAGE, check_converting, check_copy, check_sum
 from byteps_py.types import DType
 
 __all__ = ["LEVELS", "NativeKernels"]
 
 LEVELS: tuple[str, ...] = ("baseline", "avx2", "avx512")
 """Instruction sets by the number they have in C (``enum byteps_level``)."""
+
+_ITEM_BYTES = (0, *(dtype.itemsize for dtype in sorted(DType)))
+"""The length of an element by the number of its type."""
+
+_BYTES = ffi.typeof("char[]")
+_UNFIT = (TypeError, ValueError, BufferError, OverflowError)
+"""What cffi raises for a buffer or a number that C cannot take."""
 
 
 class NativeKernels:
@@ -54,26 +62,84 @@ class NativeKernels:
         threads: int,
     ) -> None:
         """See :meth:`byteps_py.kernels.Kernels.sum_groups`."""
-        target, views = check_sum(out, sources, groups, dtype, count, divisor, threads)
+        # Calls with small buffers are many, so only what C cannot see is checked here: the lengths of the buffers. The
+        # checks with their messages follow when something was wrong; C has written nothing then.
+        status = lib.BYTEPS_BAD_DTYPE
+        problem: Exception | None = None
+        target: Any = None
+        operands: list[Any] = []
+        try:
+            if isinstance(dtype, DType):
+                target = ffi.from_buffer(_BYTES, out, True)
+                operands = [ffi.from_buffer(_BYTES, each) for each in sources]
+                if min(len(target), *map(len, operands)) >= count * _ITEM_BYTES[dtype]:
+                    status = lib.byteps_sum_groups(
+                        target,
+                        operands,
+                        len(operands),
+                        tuple(groups),
+                        len(groups),
+                        dtype,
+                        count,
+                        divisor,
+                        threads,
+                        self._level,
+                    )
+        except _UNFIT as error:
+            problem = error
+        if status != lib.BYTEPS_OK:
+            target, operands = None, []  # in a traceback they would outlive cffi as the interpreter ends: a crash
+            check_sum(out, sources, groups, dtype, count, divisor, threads)
+            _raise_for(status, problem)
+
+    def sum_converting(
+        self,
+        out: object,
+        sources: Sequence[object],
+        groups: Sequence[int],
+        dtype: DType,
+        count: int,
+        divisor: int,
+        threads: int,
+        *,
+        widen: bool,
+    ) -> None:
+        """See :meth:`byteps_py.kernels.Kernels.sum_converting`."""
+        target, views = check_converting(out, sources, groups, dtype, count, divisor, threads, widen)
         addresses = [ffi.from_buffer(each) for each in views]
-        status = lib.byteps_sum_groups(
+        status = lib.byteps_sum_converting(
             ffi.from_buffer(target),
             addresses,
             len(addresses),
             list(groups),
             len(groups),
             dtype,
+            widen,
             count,
             divisor,
             threads,
             self._level,
         )
-        _raise_for(status)
+        if status != lib.BYTEPS_OK:
+            addresses.clear()
+            _raise_for(status, KernelError(SHARED_MESSAGE) if status == lib.BYTEPS_OVERLAP else None)
 
     def copy(self, out: object, source: object, nbytes: int, threads: int) -> None:
         """See :meth:`byteps_py.kernels.Kernels.copy`."""
-        target, origin = check_copy(out, source, nbytes, threads)
-        _raise_for(lib.byteps_copy(ffi.from_buffer(target), ffi.from_buffer(origin), nbytes, threads))
+        status = lib.BYTEPS_BAD_THREADS
+        problem: Exception | None = None
+        target: Any = None
+        origin: Any = None
+        try:
+            target, origin = ffi.from_buffer(_BYTES, out, True), ffi.from_buffer(_BYTES, source)
+            if len(target) >= nbytes <= len(origin):
+                status = lib.byteps_copy(target, origin, nbytes, threads)
+        except _UNFIT as error:
+            problem = error
+        if status != lib.BYTEPS_OK:
+            target = origin = None
+            check_copy(out, source, nbytes, threads)
+            _raise_for(status, problem)
 
     def team(self, threads: int) -> int:
         """See :meth:`byteps_py.kernels.Kernels.team`.
@@ -93,8 +159,10 @@ class NativeKernels:
         return given[0]
 
 
-def _raise_for(status: int) -> None:
+def _raise_for(status: int, problem: Exception | None) -> NoReturn:
+    """Ends a call that failed, though the checks of its arguments found nothing wrong."""
+    if problem is not None:
+        raise problem
     if status == lib.BYTEPS_OVERLAP:
         raise KernelError(OVERLAP_MESSAGE)
-    if status != lib.BYTEPS_OK:  # everything else was checked before the call
-        raise KernelError(f"the C kernels refused their arguments with status {status}: a fault in byteps_py itself")
+    raise KernelError(f"the C kernels refused their arguments with status {status}: a fault in byteps_py itself")

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from byteps_py.errors import KernelError
-from byteps_py.kernels.arguments import OVERLAP_MESSAGE, check_copy, check_sum
+from byteps_py.kernels.arguments import OVERLAP_MESSAGE, SHARED_MESSAGE, check_converting, check_copy, check_sum
 from byteps_py.types import DType
 
 __all__ = ["ReferenceKernels"]
@@ -48,6 +48,31 @@ class ReferenceKernels:
         with np.errstate(all="ignore"):
             total = _left_fold(_left_fold(group) for group in _split((_widen(x, dtype) for x in operands), groups))
             result[:] = _narrow(_clean(_divide(total, divisor)), dtype)
+
+    def sum_converting(
+        self,
+        out: object,
+        sources: Sequence[object],
+        groups: Sequence[int],
+        dtype: DType,
+        count: int,
+        divisor: int,
+        threads: int,
+        *,
+        widen: bool,
+    ) -> None:
+        """See :meth:`byteps_py.kernels.Kernels.sum_converting`."""
+        target, views = check_converting(out, sources, groups, dtype, count, divisor, threads, widen)
+        if count == 0:
+            return
+        given, made = (dtype, DType.FLOAT32) if widen else (DType.FLOAT32, dtype)
+        result = _elements(target, made.storage, count)
+        operands = [_elements(each, given.storage, count) for each in views]
+        if any(np.may_share_memory(result, each) for each in operands):
+            raise KernelError(SHARED_MESSAGE)
+        with np.errstate(all="ignore"):
+            total = _left_fold(_left_fold(group) for group in _split((_widen(x, given) for x in operands), groups))
+            result[:] = _narrow(_clean(_divide(total, divisor)), made)
 
     def copy(self, out: object, source: object, nbytes: int, threads: int) -> None:
         """See :meth:`byteps_py.kernels.Kernels.copy`."""

@@ -13,6 +13,7 @@ import pytest
 
 from byteps_py.errors import KernelError
 from byteps_py.kernels import Kernels
+from byteps_py.kernels._native import lib
 from byteps_py.kernels.native import LEVELS, NativeKernels
 from byteps_py.kernels.reference import ReferenceKernels
 from byteps_py.types import DType
@@ -175,6 +176,73 @@ class TestSumAgainstTheOracle:
             out = np.zeros_like(expected)
             kernels.sum_groups(out, sources, (2,), dtype, count, 2, threads)
             np.testing.assert_array_equal(bits_of(out), bits_of(expected))
+
+    @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.INT8], ids=lambda x: x.label)
+    def test_results_that_no_cache_holds(self, kernels: Kernels, dtype: DType) -> None:
+        """They are stored another way, from the first multiple of a cache line on."""
+        count = lib.BYTEPS_PAST_CACHES // dtype.itemsize + 5
+        patterns = [np.resize(random_bits(dtype, 4099, seed), count) for seed in range(3)]
+        expected = np.resize(Oracle.expected([each[:4099] for each in patterns], (2, 1), dtype, 2), count)
+        for offset, threads in ((0, 1), (dtype.itemsize, 2), (1, 1)):
+            out = np.full(expected.nbytes + offset + 9, 0xAA, np.uint8)
+            kernels.sum_groups(memoryview(out)[offset:], patterns, (2, 1), dtype, count, 2, threads)
+            assert np.array_equal(out[offset:-9], expected.view(np.uint8))
+            assert set(out[:offset].tolist()) <= {0xAA}
+            assert out[-9:].tolist() == [0xAA] * 9
+
+
+HALVES = (DType.FLOAT16, DType.BFLOAT16)
+
+
+class TestSumInTwoSteps:
+    """Each group is summed into float32, and these sums into elements."""
+
+    @pytest.mark.parametrize("groups", GROUPS, ids=str)
+    @pytest.mark.parametrize("dtype", HALVES, ids=lambda dtype: dtype.label)
+    def test_the_bits_are_those_of_one_step(self, kernels: Kernels, dtype: DType, groups: tuple[int, ...]) -> None:
+        for count in COUNTS:
+            sources = [random_bits(dtype, count, seed) for seed in range(sum(groups))]
+            left = list(sources)
+            sums = [np.empty(count, np.float32) for _ in groups]
+            for size, out in zip(groups, sums, strict=True):
+                group = [left.pop(0) for _ in range(size)]
+                kernels.sum_converting(out, group, (size,), dtype, count, 1, 1, widen=True)
+            for divisor in DIVISORS:
+                found = np.empty(count, dtype.storage)
+                kernels.sum_converting(found, sums, (1,) * len(sums), dtype, count, divisor, 1, widen=False)
+                expected = Oracle.expected(sources, groups, dtype, divisor)
+                np.testing.assert_array_equal(bits_of(found), bits_of(expected), f"{count} elements / {divisor}")
+
+    @pytest.mark.parametrize("dtype", HALVES, ids=lambda dtype: dtype.label)
+    def test_the_first_step_is_exact_where_one_step_would_round(self, kernels: Kernels, dtype: DType) -> None:
+        large, small = truncated(np.array([2.0**12]), dtype), truncated(np.array([2.0**-8]), dtype)
+        out = np.empty(1, np.float32)
+        kernels.sum_converting(out, [large, small], (2,), dtype, 1, 1, 1, widen=True)
+        assert out.tolist() == [2.0**12 + 2.0**-8]
+
+    @pytest.mark.parametrize("dtype", HALVES, ids=lambda dtype: dtype.label)
+    def test_the_number_of_threads_changes_nothing(self, kernels: Kernels, dtype: DType) -> None:
+        count = LARGE // 2 + 3
+        sources = [random_bits(dtype, count, seed) for seed in range(2)]
+        expected = total(kernels, sources, dtype, divisor=3)
+        for threads in (1, 2, 7):
+            wide, out = np.empty(count, np.float32), np.empty(count, dtype.storage)
+            kernels.sum_converting(wide, sources, (2,), dtype, count, 1, threads, widen=True)
+            kernels.sum_converting(out, [wide], (1,), dtype, count, 3, threads, widen=False)
+            np.testing.assert_array_equal(bits_of(out), bits_of(expected))
+
+    def test_of_what_cannot_be_converted(self, kernels: Kernels) -> None:
+        room = bytearray(16)
+        given: tuple[Any, ...] = ((1,), DType.FLOAT16, 4, 1, 1)
+        with pytest.raises(KernelError, match="float32 is no 16-bit float"):
+            kernels.sum_converting(room, [bytes(16)], (1,), DType.FLOAT32, 4, 1, 1, widen=True)
+        with pytest.raises(KernelError, match="out has 16 bytes, but 20 are needed"):
+            kernels.sum_converting(room, [bytes(16)], (1,), DType.FLOAT16, 5, 1, 1, widen=True)
+        with pytest.raises(KernelError, match="source 0 has 8 bytes, but 16 are needed"):
+            kernels.sum_converting(room, [bytes(8)], *given, widen=False)
+        for widen in (True, False):
+            with pytest.raises(KernelError, match="of another type"):
+                kernels.sum_converting(room, [room], *given, widen=widen)
 
 
 class TestSumByHand:
@@ -380,7 +448,7 @@ class TestRefusals:
 
 
 class TestCopy:
-    @pytest.mark.parametrize("nbytes", [0, 1, 7, 1001, LARGE + 13])
+    @pytest.mark.parametrize("nbytes", [0, 1, 7, 1001, LARGE + 13, lib.BYTEPS_PAST_CACHES + 7])
     @pytest.mark.parametrize("threads", [1, 3])
     def test_copies_just_the_bytes_asked_for(self, kernels: Kernels, nbytes: int, threads: int) -> None:
         source = np.random.default_rng(nbytes).integers(0, 256, nbytes + 5, dtype=np.uint8)
