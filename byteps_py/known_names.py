@@ -97,7 +97,7 @@ WITHOUT_EFFECT: tuple[Group, ...] = (
     Group("a round is summed as soon as its last contribution is there", {"BYTEPS_SERVER_ENABLE_SCHEDULE": _OFF}),
     Group("small sums are made at once, others by engine threads", {"BYTEPS_SERVER_ENGINE_BLOCKING": _OFF}),
     Group(
-        "NCCL is not used: each worker process pushes its gradients to the servers itself",
+        "NCCL is not used: worker processes push by themselves, or sum in shared memory before (BYTEPS_LOCAL_REDUCE)",
         {
             "BYTEPS_NCCL_GROUP_SIZE": ("4",),
             "BYTEPS_NCCL_NUM_RINGS": ("1",),
@@ -106,7 +106,7 @@ WITHOUT_EFFECT: tuple[Group, ...] = (
         },
     ),
     Group(
-        "TCP is the only transport",
+        "between hosts TCP is the only transport",
         {
             "DMLC_ENABLE_RDMA": (*_OFF, "zmq"),
             "DMLC_ENABLE_UCX": _OFF,
@@ -126,7 +126,7 @@ WITHOUT_EFFECT: tuple[Group, ...] = (
         },
     ),
     Group(
-        "processes of one host talk over TCP as well; shared memory is not there yet",
+        "processes of one host share memory by themselves; BYTEPS_TRANSPORT chooses",
         {
             "DMLC_LOCAL": _OFF,
             "BYTEPS_ENABLE_IPC": _OFF,
@@ -141,8 +141,9 @@ WITHOUT_EFFECT: tuple[Group, ...] = (
     ),
     Group(
         "BYTEPS_SCHEDULING_CREDIT bounds what is on the way",
-        {"DMLC_PS_WATER_MARK": (), "BYTEPS_ZMQ_MAX_SOCKET": ("1024",), "BYTEPS_ZMQ_NTHREADS": ("4",)},
+        {"DMLC_PS_WATER_MARK": (), "BYTEPS_ZMQ_MAX_SOCKET": ("1024",)},
     ),
+    Group("BYTEPS_IO_THREADS is the number of libzmq's threads", {"BYTEPS_ZMQ_NTHREADS": ("4",)}),
     Group(
         "threads sleep until something arrives: nothing polls",
         {"DMLC_LOCKLESS_QUEUE": _OFF, "DMLC_POLLING_IN_NANOSECOND": ("1000",)},

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from byteps_py.errors import SettingsError
+from byteps_py.network_settings import MAX_CONNECTIONS, NetworkSettings, TrafficSettings
 from byteps_py.record_settings import RecordSettings
 from byteps_py.role import Role
 from byteps_py.variables import (
@@ -25,7 +26,6 @@ from byteps_py.variables import (
     examine,
     host,
     integer,
-    port_range,
     seconds,
     team,
     text,
@@ -84,7 +84,7 @@ class ProcessSettings(RecordSettings, LogSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobSettings(ProcessSettings):
+class JobSettings(NetworkSettings, ProcessSettings):
     """What every process of a distributed job must know."""
 
     num_worker: int = variable("DMLC_NUM_WORKER", integer(1, 65535), "number of worker machines")
@@ -112,26 +112,10 @@ class JobSettings(ProcessSettings):
         "30",
     )
     kernels: str = variable("BYTEPS_KERNELS", choice("native", "reference"), "summation in C, or in NumPy", "native")
-    node_host: str | None = variable(
-        "DMLC_NODE_HOST",
-        host(),
-        "own address that others connect to",
-        None,
-        "the one that routes to the scheduler",
-    )
-    interface: str | None = variable(
-        "DMLC_INTERFACE",
-        text("the name of a network interface"),
-        "the interface whose address is the own one; DMLC_NODE_HOST goes before it",
-        None,
-    )
-    port_range: tuple[int, int] | None = variable(
-        "BYTEPS_PORT_RANGE", port_range(), "every port that is listened at lies in it", None, "any port"
-    )
     grace_period: float = variable(
         "BYTEPS_GRACE_PERIOD",
         seconds(0, 1e6),
-        "seconds that SIGTERM leaves to the workers, to save what they have",
+        "seconds that SIGTERM leaves to workers, to save what they have",
         20.0,
         "20",
     )
@@ -148,7 +132,7 @@ class SchedulerSettings(JobSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerSettings(JobSettings):
+class ServerSettings(TrafficSettings, JobSettings):
     """A server's settings."""
 
     log_level: str = _log_level("info")
@@ -168,13 +152,13 @@ class ServerSettings(JobSettings):
         team(1, 1024),
         "threads of one OpenMP team",
         None,
-        "cores / engine threads",
+        "cores / servers of the host / engine threads",
         further=("OMP_NUM_THREADS", "BYTEPS_OMP_THREAD_PER_GPU"),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerSettings(JobSettings):
+class WorkerSettings(TrafficSettings, JobSettings):
     """A worker's settings."""
 
     worker_id: int | None = variable(
@@ -189,13 +173,26 @@ class WorkerSettings(JobSettings):
         "BYTEPS_PARTITION_BYTES",
         integer(64, MAX_PARTITION_BYTES),
         "largest piece of a tensor that travels in one message; must be equal on all workers",
-        4096000,
+        4194304,
     )
     credit: int = variable(
         "BYTEPS_SCHEDULING_CREDIT",
         integer(0, 65535),
         "partitions that may be on the way to one server and not yet accepted (0: the default)",
         4,
+    )
+    tcp_connections: int = variable(
+        "BYTEPS_TCP_CONNECTIONS",
+        integer(1, MAX_CONNECTIONS),
+        "TCP connections to each server that is not reached by shared memory",
+        1,
+    )
+    local_reduce: str = variable(
+        "BYTEPS_LOCAL_REDUCE",
+        choice("auto", "on", "off"),
+        "the processes of a machine sum large tensors before they send them: to servers on others, to all, never; must "
+        "be equal in all processes of a machine",
+        "auto",
     )
     stall_timeout: float = variable(
         "BYTEPS_STALL_TIMEOUT",
@@ -331,6 +328,8 @@ def _contradictions(values: Mapping[str, Any], origins: Mapping[str, str]) -> It
     local_rank, local_size = values.get("local_rank"), values.get("local_size")
     if local_rank is not None and local_size is not None and local_rank >= local_size:
         yield f"BYTEPS_LOCAL_RANK={local_rank} must be less than BYTEPS_LOCAL_SIZE={local_size}"
+    if values.get("local_reduce") == "on" and values.get("transport") == "tcp":
+        yield "BYTEPS_LOCAL_REDUCE=on needs shared memory, which BYTEPS_TRANSPORT=tcp forbids"
     worker_id = values.get("worker_id")
     if worker_id is not None and num_worker is not None and worker_id >= num_worker:
         yield (

@@ -4,10 +4,20 @@ What libzmq opens, as counted with 4.3.4 and 4.3.5:
 
 =============================== ==========================================================
 a context with its two threads  5 (an event and a poll descriptor each, and one event more)
+each further I/O thread         2
 each socket                     1
 each listening address          1, and 1 more for a moment
 each connection, either side    1
 pyzmq's collector               7 (a context of its own and two sockets)
+=============================== ==========================================================
+
+What lanes need besides:
+
+=============================== ==========================================================
+all lanes of a process          5 (three poll descriptors, an event, the listening socket)
+each lane, either side          1
+each segment of the own arena   2 (the file, and the mapping's own copy)
+each segment of a peer          1, and 1 more for a moment
 =============================== ==========================================================
 
 At the limit it would not accept connections either, but spin.  Nobody who listens knows for sure how many will come,
@@ -23,13 +33,20 @@ import resource
 
 from byteps_py.errors import TransportError
 
-__all__ = ["CONNECTION", "CONTEXT", "LISTENER", "need", "raise_limit"]
+__all__ = ["CONNECTION", "LANES", "LISTENER", "SEGMENT", "context", "need", "raise_limit"]
 
-CONTEXT = 15
-"""For a context, the collector, the event that wakes the owner, and what is opened for a moment to look around."""
 LISTENER = 4
 CONNECTION = 3
+LANES = 5
+SEGMENT = 4
+_CONTEXT = 15
+_IO_THREAD = 2
 _MOST = 1 << 16
+
+
+def context(io_threads: int = 1) -> int:
+    """For a context, the collector, the event that wakes the owner, and what is opened for a moment to look around."""
+    return _CONTEXT + _IO_THREAD * (io_threads - 1)
 
 
 def need(count: int) -> None:

@@ -6,11 +6,12 @@ Messages are delivered at once and in order.  ``network.deliver`` may be replace
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 
 from byteps_py.errors import TransportError
-from byteps_py.transport.base import Buffer, Message
+from byteps_py.transport.base import Buffer, Message, WithoutLanes
 
 __all__ = ["LoopbackEndpoint", "LoopbackNetwork"]
 
@@ -44,10 +45,11 @@ class LoopbackNetwork:
         receiver.enqueue(message)
 
 
-class LoopbackEndpoint:
+class LoopbackEndpoint(WithoutLanes):
     """An :class:`~byteps_py.transport.base.Endpoint` of a :class:`LoopbackNetwork`."""
 
     def __init__(self, network: LoopbackNetwork, identity: bytes) -> None:
+        super().__init__()
         self._network = network
         self._identity = identity
         self._targets: dict[bytes, str] = {}
@@ -57,7 +59,9 @@ class LoopbackEndpoint:
         self._ready = threading.Condition(network.lock)
         self._woken = False
         self._address: str | None = None
+        self._lane_address: str | None = None
         self._closed = False
+        self._wake_at: float | None = None
 
     def listen(self, address: str, ports: Sequence[int] = ()) -> str:
         """See :meth:`byteps_py.transport.base.Endpoint.listen`; every number of ``ports`` counts as free."""
@@ -66,13 +70,23 @@ class LoopbackEndpoint:
         self._address = self._network.bind(address, self)
         return self._address
 
-    def connect(self, peer: bytes, address: str) -> None:
-        """See :meth:`byteps_py.transport.base.Endpoint.connect`."""
+    def connect(self, peer: bytes, address: str, identity: bytes = b"", connections: int = 1) -> None:
+        """See :meth:`byteps_py.transport.base.Endpoint.connect`. There is one connection, whatever is asked for."""
         with self._network.lock:
             if peer in self._targets:
                 raise TransportError(f"peer {peer!r} is connected already")
             self._targets[peer] = address
             self._unsent[peer] = []
+
+    def listen_lanes(self) -> None:
+        """See :meth:`byteps_py.transport.base.Endpoint.listen_lanes`; what comes by a lane is received as all else."""
+        self._lane_address = self._network.bind(_lane(self._identity), self)
+
+    def connect_lane(self, peer: bytes, identity: bytes) -> None:
+        """See :meth:`byteps_py.transport.base.Endpoint.connect_lane`."""
+        if _lane(identity) not in self._network.listeners:
+            raise TransportError(f"nobody listens for lanes as {identity.decode()}")
+        self.connect(peer, _lane(identity))
 
     def send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
         """See :meth:`byteps_py.transport.base.Endpoint.send`."""
@@ -120,7 +134,12 @@ class LoopbackEndpoint:
         """See :meth:`byteps_py.transport.base.Endpoint.receive`."""
         with self._ready:
             self.flush()
+            if self._wake_at is not None:
+                left = max(0.0, self._wake_at - time.monotonic())
+                timeout = left if timeout is None else min(left, timeout)
             self._ready.wait_for(lambda: self._inbox or self._woken, timeout)
+            if self._wake_at is not None and time.monotonic() >= self._wake_at:
+                self._wake_at = None
             self._woken = False
             messages = list(self._inbox)
             self._inbox.clear()
@@ -132,9 +151,22 @@ class LoopbackEndpoint:
             self._woken = True
             self._ready.notify_all()
 
+    def wake_in(self, seconds: float) -> None:
+        """See :meth:`byteps_py.transport.base.Endpoint.wake_in`."""
+        with self._ready:
+            self._wake_at = time.monotonic() + seconds
+            self._woken = True  # a present receive() sleeps for too long
+            self._ready.notify_all()
+
     def close(self) -> None:
         """See :meth:`byteps_py.transport.base.Endpoint.close`."""
         with self._network.lock:
             self._closed = True
-            if self._address is not None and self._network.listeners.get(self._address) is self:
-                del self._network.listeners[self._address]
+            for address in (self._address, self._lane_address):
+                if address is not None and self._network.listeners.get(address) is self:
+                    del self._network.listeners[address]
+
+
+def _lane(identity: bytes) -> str:
+    """Where that endpoint listens for lanes."""
+    return f"lane://{identity.decode()}:1"

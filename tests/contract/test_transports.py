@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from byteps_py.errors import TransportError
-from byteps_py.transport import dialing
-from byteps_py.transport.base import Endpoint, Message, tcp_address
+from byteps_py.transport import dialing, lanes
+from byteps_py.transport.base import ALIGNMENT, Endpoint, Message, tcp_address
+from byteps_py.transport.host import HostEndpoint
 from byteps_py.transport.loopback import LoopbackNetwork
 from byteps_py.transport.zmq import ZmqEndpoint
 
@@ -22,14 +25,53 @@ Make = Callable[[bytes], Endpoint]
 ANY = "tcp://127.0.0.1:0"
 
 
-@pytest.fixture(params=["zmq", "loopback"])
-def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+class SeveralConnections(ZmqEndpoint):
+    """Makes three connections to each peer."""
+
+    def connect(self, peer: bytes, address: str, identity: bytes = b"", connections: int = 3) -> None:
+        super().connect(peer, address, identity, connections)
+
+
+class LaneEndpoint(HostEndpoint):
+    """Knows the identities of those who listen, which the roles learn from the scheduler."""
+
+    def __init__(self, identity: bytes, identities: dict[str, bytes], **keywords: Any) -> None:
+        super().__init__(identity, **keywords)
+        self._identity = identity
+        self._identities = identities
+
+    def listen(self, address: str, ports: Sequence[int] = ()) -> str:
+        bound = super().listen(address, ports)
+        self._identities[bound] = self._identity
+        return bound
+
+    def connect(self, peer: bytes, address: str, identity: bytes = b"", connections: int = 1) -> None:
+        super().connect(peer, address, self._identities.get(address, b""), connections)
+
+    def receive(self, timeout: float | None) -> list[Message]:
+        return super().receive(timeout) + self.receive_lanes()
+
+
+@pytest.fixture(
+    params=["zmq", "three connections", "loopback", "host by TCP", "host by lanes", "host by lanes read apart"]
+)
+def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Makes endpoints of one kind and closes them afterwards."""
+    monkeypatch.setattr(lanes, "lane_name", lambda identity: b"\0test/%d/%s" % (os.getpid(), identity))
     network = LoopbackNetwork()
+    identities: dict[str, bytes] = {}
+    kinds: dict[str, Make] = {
+        "zmq": ZmqEndpoint,
+        "three connections": SeveralConnections,
+        "loopback": network.endpoint,
+        "host by TCP": lambda identity: LaneEndpoint(identity, identities, mode="tcp"),
+        "host by lanes": lambda identity: LaneEndpoint(identity, identities),
+        "host by lanes read apart": lambda identity: LaneEndpoint(identity, identities, lanes_apart=True),
+    }
     made: list[Endpoint] = []
 
     def build(identity: bytes) -> Endpoint:
-        made.append(ZmqEndpoint(identity) if request.param == "zmq" else network.endpoint(identity))
+        made.append(kinds[request.param](identity))
         return made[-1]
 
     yield build
@@ -75,6 +117,74 @@ def test_nobody_can_pose_as_a_peer_that_was_connected_to(make: Make) -> None:
     (message,) = receive(server, 1)
     assert message.peer == b"honest"
     assert server.receive(0.2) == []
+
+
+def test_a_lane_is_there_if_both_can_have_it(make: Make, request: pytest.FixtureRequest) -> None:
+    server, client = make(b"server"), make(b"client")
+    client.connect(b"the-server", server.listen(ANY))
+    client.send(b"the-server", [b"hello"])
+    receive(server, 1)
+    expected = "lanes" in request.node.callspec.params["make"]
+    assert client.is_lane(b"the-server") is server.is_lane(b"client") is expected
+    assert client.is_lane(b"nobody") is server.is_lane(b"nobody") is False
+    assert client.obstacle(b"the-server") == ""
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 64, 4095, 1 << 20])
+def test_allocated_memory_is_aligned_and_travels(make: Make, nbytes: int) -> None:
+    server, client = make(b"server"), make(b"client")
+    client.connect(b"server", server.listen(ANY))
+    mine = client.allocate(nbytes)
+    assert (mine.dtype, mine.shape) == (np.uint8, (nbytes,))
+    assert nbytes == 0 or mine.ctypes.data % ALIGNMENT == 0
+    mine[:] = np.arange(nbytes) % 251
+    client.send(b"server", [b"head", mine.data, mine.data[nbytes // 2 :]])
+    (message,) = receive(server, 1)
+    assert message.intact()
+    assert contents(message) == [b"head", mine.tobytes(), mine[nbytes // 2 :].tobytes()]
+
+
+def test_a_reference_is_void_when_the_memory_is_to_change(make: Make) -> None:
+    """A copy stays good."""
+    server, client = make(b"server"), make(b"client")
+    client.connect(b"server", server.listen(ANY))
+    mine, other = client.allocate(100_000), client.allocate(100_000)
+    mine[:] = 1
+    for _ in range(2):
+        client.send(b"server", [b"head", other.data, mine.data[50_000:]])
+    first, second = receive(server, 2)
+    referred = first.frames[2].readonly
+    client.renew(other[7:])
+    client.renew(np.zeros(10))
+    assert first.intact() is second.intact() is not referred
+    client.send(b"server", [b"head", mine.data])
+    (third,) = receive(server, 1)
+    assert third.intact()
+    client.renew(mine.data[5:6])
+    mine[:] = 2
+    assert third.intact() is not referred
+    assert bytes(third.frames[1][:3]) == (b"\2\2\2" if referred else b"\1\1\1")
+
+
+def test_a_wake_ends_a_wait_for_lanes(make: Make) -> None:
+    endpoint = make(b"sleeper")
+    endpoint.wake_lanes()
+    assert endpoint.wait_lanes(30) is True
+    assert endpoint.wait_lanes(0) is False
+    waker = threading.Timer(0.1, endpoint.wake_lanes)
+    waker.start()
+    assert endpoint.wait_lanes(30) is True
+    waker.join()
+    assert endpoint.receive_lanes() == []
+
+
+def test_holding_and_resuming_lanes_twice_is_harmless(make: Make) -> None:
+    server, client = make(b"server"), make(b"client")
+    client.connect(b"server", server.listen(ANY))
+    for change in (server.hold_lanes, server.hold_lanes, server.resume_lanes, server.resume_lanes):
+        change()
+    client.send(b"server", [b"hello"])
+    assert contents(receive(server, 1)[0]) == [b"hello"]
 
 
 def test_order_is_kept_per_peer(make: Make) -> None:
@@ -156,6 +266,9 @@ def test_close_twice_and_wake_after_close_are_harmless(make: Make) -> None:
     endpoint.close()
     endpoint.close()
     endpoint.wake()
+    endpoint.wake_lanes()
+    endpoint.hold_lanes()
+    endpoint.resume_lanes()
 
 
 def test_a_reconnecting_peer_is_served_again(make: Make) -> None:
@@ -275,12 +388,12 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Names:
     return Names(monkeypatch)
 
 
-@pytest.fixture
-def open_endpoint() -> Iterator[Make]:
+@pytest.fixture(params=[ZmqEndpoint, SeveralConnections])
+def open_endpoint(request: pytest.FixtureRequest) -> Iterator[Make]:
     made: list[ZmqEndpoint] = []
 
     def build(identity: bytes) -> ZmqEndpoint:
-        made.append(ZmqEndpoint(identity))
+        made.append(request.param(identity))
         return made[-1]
 
     yield build
