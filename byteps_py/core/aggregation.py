@@ -21,12 +21,16 @@ The open round, r, of a key::
     COLLECTING  push r, others are missing                  Accept                             COLLECTING
     COLLECTING  push r, the last; there is more to compute  Accept, Sum                        SUMMING
     COLLECTING  push r, the last; BROADCAST, or nothing or  Accept, Reply to all who want it   COLLECTING round r+1
-                a single undivided payload to sum
-    COLLECTING  push r that contradicts an earlier one      Reject to all contributors         REJECTED
+                a single undivided payload to sum, in
+                memory that is this process's own
+    COLLECTING  push r that contradicts an earlier one, or  Reject to all contributors         REJECTED
+                of a worker for whom its node has spoken,
+                or for a node of which somebody has
     COLLECTING  push r, the first, but a worker has left,   Reject                             REJECTED
                 or the root of a BROADCAST is not a worker
     COLLECTING  a worker leaves that has not pushed r       Reject to all contributors         REJECTED
     SUMMING     summed r                                    Reply to all who want it           COLLECTING round r+1
+    SUMMING     a source of r changed meanwhile             Reject to all                      REJECTED
     any but     push r again (it is not counted again)      Accept                             unchanged
     REJECTED    push beyond r                               Reject                             unchanged
                 pull r, the contribution is here            Accept; its sender wants it        unchanged
@@ -36,170 +40,52 @@ The open round, r, of a key::
     any         pull of a finished round                    Reply, or Reject if not kept       unchanged
 
 Memory: after a Sum was handed out its payloads are forgotten here, and the performer may write the result into the
-memory of ``sources[0]``.  The payload of a Reply is shared by all Replies of the round and kept as the last result:
-nobody may write into it.
+memory of ``sources[0]`` if that is this process's own.  The payload of a Reply is shared by all Replies of the round
+and kept as the last result: nobody may write into it.  A *borrowed* payload lies in memory of its sender, which keeps
+it as it is until it has the result, and no longer: so it never becomes the result itself, but is copied by a Sum.
+
+A *partial* is a contribution that stands for all workers of the sender's node, whose payloads were summed there.  It
+counts as theirs, is one source of the Sum, and its sender alone is answered.
+
+A key may be looked after elsewhere while nothing out of the ordinary happens to it (a server keeps small tensors in
+arrays that C walks).  It comes here with what has arrived (:meth:`Aggregation.adopt`), and may go again between two
+rounds (:meth:`Aggregation.release`).
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
-
-import msgspec
 
 from byteps_py.core import rejections
+from byteps_py.core.contributions import (
+    Accept,
+    Action,
+    Contribution,
+    Missing,
+    OpenRound,
+    Reject,
+    Reply,
+    Result,
+    Sum,
+)
+from byteps_py.core.key_state import KeyState, Phase
 from byteps_py.core.rejections import Terms
 from byteps_py.errors import LocalProtocolError
-from byteps_py.types import DType, Operation, Participant
+from byteps_py.types import Operation, Participant
+from byteps_py.wire.header import is_wide
 
-__all__ = ["Accept", "Action", "Aggregation", "Contribution", "Missing", "OpenRound", "Reject", "Reply", "Sum"]
-
-
-class Contribution(msgspec.Struct, frozen=True):
-    """What one PUSH brings.
-
-    Attributes:
-        participant: rank of the sender.
-        key, round: what it contributes to.
-        dtype, operation, root, step, offset, count: must be equal within a round; ``offset`` and ``count`` in elements.
-        payload: the elements, as an opaque object; None counts as zero (an absent contribution).  In a BROADCAST only
-            the root's is looked at.
-        want_result: whether the sender is to be sent the result without asking for it.
-    """
-
-    participant: int
-    key: int
-    round: int
-    dtype: DType
-    operation: Operation
-    root: int
-    step: int
-    offset: int
-    count: int
-    payload: object | None
-    want_result: bool
-
-
-class Accept(msgspec.Struct, frozen=True, gc=False):
-    """Tell ``participant`` that its contribution is here: its window opens again."""
-
-    participant: int
-    key: int
-    round: int
-
-
-class Sum(msgspec.Struct, frozen=True):
-    """Compute a result, then call :meth:`Aggregation.summed` with it.
-
-    Attributes:
-        sources: payloads of ``count`` elements in the order of summation; ``sources[0]`` may be overwritten by the
-            result if its memory is this process's own.
-        groups: sizes of consecutive groups of sources (one per worker machine), each summed before they are summed.
-        divisor: 1, or what the sum is divided by for AVERAGE: the number of participants, absent ones included.
-    """
-
-    key: int
-    round: int
-    dtype: DType
-    operation: Operation
-    count: int
-    sources: tuple[object, ...]
-    groups: tuple[int, ...]
-    divisor: int
-
-
-class Reply(msgspec.Struct, frozen=True):
-    """Send the result of a round to ``participant``; ``payload`` None: it is all zero, since all were absent.
-
-    ``contributors`` is the number of contributions that had a payload and went into the result.
-    """
-
-    participant: int
-    key: int
-    round: int
-    dtype: DType
-    operation: Operation
-    root: int
-    step: int
-    offset: int
-    count: int
-    payload: object | None
-    contributors: int
-
-
-class Missing(msgspec.Struct, frozen=True, gc=False):
-    """Tell ``participant`` that its contribution is not here: it must push (again)."""
-
-    participant: int
-    key: int
-    round: int
-
-
-class Reject(msgspec.Struct, frozen=True):
-    """Tell ``participant`` that the round cannot complete, and why.
-
-    ``departed`` is the rank of the worker whose leaving is the cause; None where workers disagree.
-    """
-
-    participant: int
-    key: int
-    round: int
-    reason: str
-    departed: int | None = None
-
-
-Action: TypeAlias = Accept | Sum | Reply | Missing | Reject
-
-
-class OpenRound(msgspec.Struct, frozen=True):
-    """A round that waits for ``missing`` (ranks) while the contributions of ``present`` (ranks) are here."""
-
-    key: int
-    round: int
-    present: tuple[int, ...]
-    missing: tuple[int, ...]
-
-
-class _Phase(enum.Enum):
-    COLLECTING = enum.auto()
-    SUMMING = enum.auto()
-    REJECTED = enum.auto()
-
-
-class _Result(msgspec.Struct, frozen=True):
-    """The result of the round before the open one."""
-
-    round: int
-    terms: Terms
-    payload: object | None
-    contributors: int
-
-
-@dataclass(slots=True)
-class _KeyState:
-    """The open round of one key, and the last result.
-
-    Attributes:
-        payloads: by rank; empty while they are handed out for a Sum, and after a rejection.
-        arrived, wants: one bit per rank: who contributed (or was told of the rejection), and who wants the result.
-        first, terms: the first contributor, and what the others must agree with.
-        contributors: number of payloads that were handed out.
-        last: the result of the round before, until all have contributed to this one.
-        rejection: reason, and rank of the worker that left (None for a disagreement).
-    """
-
-    payloads: list[object | None]
-    round: int = 1
-    phase: _Phase = _Phase.COLLECTING
-    arrived: int = 0
-    wants: int = 0
-    first: int = 0
-    terms: Terms = (DType.FLOAT32, Operation.SUM, 0, 0, 0, 0)
-    contributors: int = 0
-    last: _Result | None = None
-    rejection: tuple[str, int | None] = ("", None)
+__all__ = [
+    "Accept",
+    "Action",
+    "Aggregation",
+    "Contribution",
+    "Missing",
+    "OpenRound",
+    "Reject",
+    "Reply",
+    "Result",
+    "Sum",
+]
 
 
 class Aggregation:
@@ -219,11 +105,13 @@ class Aggregation:
         self._size = len(ranks)
         self._everyone = (1 << self._size) - 1
         self._departed = 0
-        self._keys: dict[int, _KeyState] = {}
+        self._keys: dict[int, KeyState] = {}
         nodes: dict[int, list[int]] = {}
         for each in sorted(participants, key=lambda participant: (participant.node, participant.rank)):
             nodes.setdefault(each.node, []).append(each.rank)
         self._nodes = tuple(nodes.values())
+        masks = [sum(1 << rank for rank in ranks) for ranks in self._nodes]
+        self._mates = {rank: mask for ranks, mask in zip(self._nodes, masks, strict=True) for rank in ranks}
 
     def push(self, contribution: Contribution) -> list[Action]:
         """A contribution has arrived.  O(1), and O(participants) for the last one of a round."""
@@ -232,21 +120,20 @@ class Aggregation:
             return [Reject(rank, key, round, rejections.stranger(rank, self._size))]
         state = self._keys.get(key)
         if state is None:
-            state = _KeyState([None] * self._size)
+            state = KeyState([None] * self._size)
             if round == 1:
                 self._keys[key] = state
-        if round != state.round or state.phase is _Phase.REJECTED:
+        if round != state.round or state.phase is Phase.REJECTED:
             return self._push_elsewhere(state, contribution)
         bit = 1 << rank
         if contribution.want_result:
             state.wants |= bit
-        if state.arrived & bit:
+        if state.arrived & bit and self._repeats(state, contribution):
             return [Accept(rank, key, round)]
         objection = self._objection(state, contribution)
-        state.arrived |= bit
         if objection is not None:
-            return self._reject(key, state, *objection)
-        state.payloads[rank] = contribution.payload
+            return self._reject(key, state, *objection, bit)
+        state.take(contribution, self._mates[rank] if contribution.partial else bit)
         completion = self._complete(key, state) if state.arrived == self._everyone else ()
         return [Accept(rank, key, round), *completion]
 
@@ -261,7 +148,7 @@ class Aggregation:
             if state.last is not None and state.last.round == round:
                 return [_reply(participant, key, state.last)]
             return [Reject(participant, key, round, rejections.gone(participant, round))]
-        if state.phase is _Phase.REJECTED:
+        if state.phase is Phase.REJECTED:
             return [self._tell(participant, key, round, state)]
         bit = 1 << participant
         if round == state.round and state.arrived & bit:
@@ -275,10 +162,57 @@ class Aggregation:
         Raises:
             LocalProtocolError: no such Sum is being computed.
         """
-        state = self._keys.get(key)
-        if state is None or state.round != round or state.phase is not _Phase.SUMMING:
-            raise LocalProtocolError(f"the sum of key {key}, round {round}, was never asked for, or was given twice")
+        state = self._summing(key, round)
         return self._finish(key, state, payload, state.contributors)
+
+    def changed(self, key: int, round: int, rank: int) -> list[Action]:
+        """The sum of ``(key, round)`` has no result: worker ``rank`` changed the memory that it had lent for it.
+
+        A key that is not known here was summed elsewhere, and is looked after here from now on.
+
+        Raises:
+            LocalProtocolError: the key is known here, and no such Sum is being computed.
+        """
+        if key not in self._keys:
+            self._keys[key] = KeyState([], round, Phase.SUMMING, self._everyone)
+        return self._reject(key, self._summing(key, round), rejections.changed(rank, round), None)
+
+    def adopt(self, key: int, round: int, contributions: Sequence[Contribution], last: Result | None) -> None:
+        """Look after a key from now on; those who have contributed have been told, or will be, by the caller.
+
+        Args:
+            key: not known here.
+            round: the open one.
+            contributions: what it has, at most one of each participant, not all, each agreeing with the others.
+            last: the result of the round before, if it is still kept.
+
+        Raises:
+            LocalProtocolError: the key is known here.
+        """
+        if key in self._keys:
+            raise LocalProtocolError(f"key {key} cannot be adopted: its round {self._keys[key].round} is open here")
+        state = self._keys[key] = KeyState([None] * self._size, round, last=last)
+        for each in contributions:
+            if not state.arrived:
+                state.first, state.terms = each.participant, _terms(each)
+            state.take(each, 1 << each.participant)
+            state.wants |= each.want_result << each.participant
+
+    def release(self, key: int) -> tuple[int, Result | None] | None:
+        """Forget a key if nothing has arrived for its open round, it is not rejected, and no worker has left.
+
+        Returns:
+            The open round and the last result; None if the key stays here, or is not known.
+        """
+        state = self._keys.get(key)
+        if state is None or state.arrived or state.phase is not Phase.COLLECTING or self._departed:
+            return None
+        del self._keys[key]
+        return state.round, state.last
+
+    def knows(self, key: int) -> bool:
+        """Whether the key is looked after here."""
+        return key in self._keys
 
     def left(self, rank: int) -> list[Action]:
         """Worker ``rank`` has left in order: what still lacks its contribution is rejected, now and later.
@@ -290,18 +224,18 @@ class Aggregation:
         """
         if not 0 <= rank < self._size:
             raise ValueError(f"worker {rank} cannot leave: this job has the workers 0 to {self._size - 1}")
-        bit = 1 << rank
+        bit = 1 << rank & self._everyone
         self._departed |= bit
         actions: list[Action] = []
         for key, state in self._keys.items():
-            if state.phase is _Phase.COLLECTING and state.arrived and not state.arrived & bit:
+            if state.phase is Phase.COLLECTING and state.arrived and bit & ~state.arrived:
                 actions.extend(self._reject(key, state, rejections.departure(rank, state.round), rank))
         return actions
 
     def missing(self, key: int) -> tuple[int, ...]:
         """Ranks whose contribution the open round of ``key`` waits for; none while it is summed, or rejected."""
         state = self._keys.get(key)
-        if state is None or state.phase is not _Phase.COLLECTING:
+        if state is None or state.phase is not Phase.COLLECTING:
             return ()
         return self._ranks(self._everyone & ~state.arrived)
 
@@ -313,7 +247,13 @@ class Aggregation:
             if state.arrived and (missing := self.missing(key))
         ]
 
-    def _push_elsewhere(self, state: _KeyState, contribution: Contribution) -> list[Action]:
+    def _summing(self, key: int, round: int) -> KeyState:
+        state = self._keys.get(key)
+        if state is None or state.round != round or state.phase is not Phase.SUMMING:
+            raise LocalProtocolError(f"the sum of key {key}, round {round}, was never asked for, or was given twice")
+        return state
+
+    def _push_elsewhere(self, state: KeyState, contribution: Contribution) -> list[Action]:
         """A push to a rejected key, or to a round that is not the open one."""
         rank, key, round = contribution.participant, contribution.key, contribution.round
         if round < 1:
@@ -323,14 +263,28 @@ class Aggregation:
             if contribution.want_result and state.last is not None and state.last.round == round:
                 actions.append(_reply(rank, key, state.last))
             return actions
-        if state.phase is _Phase.REJECTED:
+        if state.phase is Phase.REJECTED:
+            if contribution.partial:
+                state.partials.setdefault(rank, 0)
             return [self._tell(rank, key, round, state)]
         return [Reject(rank, key, round, rejections.ahead(rank, round, state.round))]
 
-    def _objection(self, state: _KeyState, c: Contribution) -> tuple[str, int | None] | None:
+    def _repeats(self, state: KeyState, c: Contribution) -> bool:
+        """Whether a contribution of one who has contributed came in the same way as this one: by itself, or not."""
+        return c.participant in state.partials if c.partial else self._speaker(state, c.participant) is None
+
+    def _speaker(self, state: KeyState, rank: int) -> int | None:
+        """Who has sent a partial for ``rank``."""
+        return next((sender for sender in state.partials if self._mates[sender] >> rank & 1), None)
+
+    def _objection(self, state: KeyState, c: Contribution) -> tuple[str, int | None] | None:
         """Why the round cannot complete with ``c``, as the last arguments of :meth:`_reject`; None if it can."""
-        terms = (c.dtype, c.operation, c.root, c.step, c.offset, c.count)
+        terms = _terms(c)
         if state.arrived:
+            mates = self._mates[c.participant]
+            if state.arrived & (mates if c.partial else 1 << c.participant):
+                other = next(rank for rank in self._ranks(state.arrived & mates))
+                return rejections.both_ways(c.round, c.participant, self._speaker(state, c.participant), other), None
             if terms == state.terms:
                 return None
             return rejections.disagreement(c.round, state.first, state.terms, c.participant, terms), None
@@ -343,58 +297,71 @@ class Aggregation:
             return rejections.unknown_root(c.participant, terms, self._size), None
         return None
 
-    def _complete(self, key: int, state: _KeyState) -> list[Action]:
+    def _complete(self, key: int, state: KeyState) -> list[Action]:
         """Everybody has contributed, hence has the result before this one."""
         state.last = None
         dtype, operation, root, _, _, count = state.terms
         payloads = state.payloads
-        if operation is Operation.BROADCAST:
-            return self._finish(key, state, payloads[root], int(payloads[root] is not None))
-        sources: list[object] = []
-        groups: list[int] = []
-        for node in self._nodes:
-            # An absent contribution is left out instead of being added as zero, which would turn -0.0 into 0.0.
-            present = [payload for rank in node if (payload := payloads[rank]) is not None]
-            if present:
-                sources += present
-                groups.append(len(present))
+        nodes: Sequence[Sequence[int]] = ([root],) if operation is Operation.BROADCAST else self._nodes
+        if state.partials:
+            nodes = [list(dict.fromkeys(self._who_pushed(state, rank) for rank in node)) for node in nodes]
+        # An absent contribution is left out instead of being added as zero, which would turn -0.0 into 0.0.
+        present = [[rank for rank in node if payloads[rank] is not None] for node in nodes]
+        ranks = [rank for node in present for rank in node]
+        sources = tuple([payloads[rank] for rank in ranks])
+        groups = tuple([len(node) for node in present if node])
         divisor = self._size if operation is Operation.AVERAGE else 1
-        if not sources:
+        contributors = sum([state.partials.get(rank, 1) for rank in ranks])
+        wide = tuple([place for place, rank in enumerate(ranks) if is_wide(dtype, state.partials.get(rank, 1))])
+        if not ranks:
             return self._finish(key, state, None, 0)
-        if len(sources) == 1 and divisor == 1:
-            return self._finish(key, state, sources[0], 1)
-        state.phase = _Phase.SUMMING
+        if len(ranks) == 1 and divisor == 1 and not wide and not state.borrowed >> ranks[0] & 1:
+            return self._finish(key, state, sources[0], contributors)
+        state.phase = Phase.SUMMING
         state.payloads = []
-        state.contributors = len(sources)
-        return [Sum(key, state.round, dtype, operation, count, tuple(sources), tuple(groups), divisor)]
+        state.contributors = contributors
+        return [Sum(key, state.round, dtype, operation, count, sources, groups, divisor, wide)]
 
-    def _finish(self, key: int, state: _KeyState, payload: object | None, contributors: int) -> list[Action]:
+    def _who_pushed(self, state: KeyState, rank: int) -> int:
+        """Who has sent what counts as the contribution of ``rank``."""
+        speaker = self._speaker(state, rank)
+        return rank if speaker is None else speaker
+
+    def _finish(self, key: int, state: KeyState, payload: object | None, contributors: int) -> list[Action]:
         """The open round has a result: answer those who want it, and open the next round."""
-        state.last = result = _Result(state.round, state.terms, payload, contributors)
+        state.last = result = Result(state.round, state.terms, payload, contributors)
         wants = self._ranks(state.wants & ~self._departed)
         state.round += 1
-        state.phase = _Phase.COLLECTING
-        state.arrived = state.wants = 0
+        state.phase = Phase.COLLECTING
+        state.arrived = state.wants = state.borrowed = 0
+        state.partials.clear()
         state.payloads = [None] * self._size
         return [_reply(rank, key, result) for rank in wants]
 
-    def _reject(self, key: int, state: _KeyState, reason: str, departed: int | None) -> list[Action]:
+    def _reject(self, key: int, state: KeyState, reason: str, departed: int | None, also: int = 0) -> list[Action]:
         """The open round can never complete: tell those who contributed, and remember the reason for the others."""
-        state.phase = _Phase.REJECTED
+        state.phase = Phase.REJECTED
         state.rejection = (reason, departed)
         state.payloads = []
-        return [self._tell(rank, key, state.round, state) for rank in self._ranks(state.arrived)]
+        told = state.arrived
+        for sender in state.partials:
+            told &= ~self._mates[sender] | 1 << sender
+        return [self._tell(rank, key, state.round, state) for rank in self._ranks(told | also)]
 
-    def _tell(self, rank: int, key: int, round: int, state: _KeyState) -> Reject:
+    def _tell(self, rank: int, key: int, round: int, state: KeyState) -> Reject:
         """The rejection for one worker, which by asking for this round shows that it has the last result."""
-        state.arrived |= 1 << rank
+        state.arrived |= self._mates[rank] if rank in state.partials else 1 << rank
         if state.arrived | self._departed == self._everyone:
             state.last = None
         return Reject(rank, key, round, *state.rejection)
 
     def _ranks(self, bits: int) -> tuple[int, ...]:
-        return tuple(rank for rank in range(self._size) if bits >> rank & 1)
+        return tuple([rank for rank in range(bits.bit_length()) if bits >> rank & 1])
 
 
-def _reply(rank: int, key: int, result: _Result) -> Reply:
+def _terms(c: Contribution) -> Terms:
+    return c.dtype, c.operation, c.root, c.step, c.offset, c.count
+
+
+def _reply(rank: int, key: int, result: Result) -> Reply:
     return Reply(rank, key, result.round, *result.terms, result.payload, result.contributors)

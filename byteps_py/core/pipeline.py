@@ -24,6 +24,9 @@ The states of one partition of an operation::
     ACCEPTED    finished                            --                                      FINISHED
     any         the operation fails                 if SENT, its bytes leave the window     dropped
 
+A tensor of one partition may also have its next round *lent* (:meth:`Pipeline.lend`): it then travels together with
+others, outside the queues and the windows, and operations on the tensor wait behind it as behind any other.
+
 When the last partition of an operation is FINISHED, or when the operation fails, the operation ends: that is told once,
 and the next operation on its tensor becomes QUEUED.  Events that fit no row (a duplicate, an older round, an operation
 that failed) change nothing, so every message may come twice or late.
@@ -33,7 +36,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -98,6 +101,10 @@ class _Operation:
     unsent: int
     unfinished: int
     round: int = 0
+
+
+_LENT = _Operation(0, 0, (), 0, 0, 0, 0, 0)
+"""Stands for the operation under way of a tensor whose round was lent; it is in no queue."""
 
 
 @dataclass(slots=True, eq=False)
@@ -165,6 +172,19 @@ class Pipeline:
         """The operations that have not ended, in the order of submission.  O(their partitions)."""
         return [self._progress(operation) for operation in self._operations.values()]
 
+    def unfinished(self, operation_id: int) -> list[Partition]:
+        """The partitions of an outstanding operation whose result is not here.  O(all queues)."""
+        operation = self._operations[operation_id]
+        if not operation.round:
+            return list(operation.partitions)
+        queued = {entry[2] for queue in self._queues for entry in queue if entry[3] is operation}
+        return [
+            partition
+            for index, partition in enumerate(operation.partitions)
+            if index in queued
+            or ((request := self._requests.get(partition.key)) is not None and request.operation is operation)
+        ]
+
     def submit(
         self,
         operation_id: int,
@@ -206,6 +226,33 @@ class Pipeline:
             return []
         self._enqueue(tensor, operation)
         return self._fill(self._servers)
+
+    def lend(self, tensor_id: int) -> int | None:
+        """Take the next round of a tensor with one partition out of this machine's hands: it travels with others.
+
+        Returns:
+            The round, which is under way until :meth:`give_back`; None if another operation is, behind which this one
+            must wait (:meth:`submit`).
+        """
+        tensor = self._tensors.get(tensor_id)
+        if tensor is None:
+            tensor = self._tensors[tensor_id] = _Tensor()
+        if tensor.current is not None:
+            return None
+        tensor.current = _LENT
+        tensor.round += 1
+        return tensor.round
+
+    def give_back(self, tensor_ids: Iterable[int]) -> list[Start]:
+        """The rounds that were lent of these tensors are over, well or not; returns what may be pushed now."""
+        waiting = False
+        for tensor_id in tensor_ids:
+            tensor = self._tensors[tensor_id]
+            tensor.current = None
+            if tensor.waiting:
+                self._enqueue(tensor, tensor.waiting.popleft())
+                waiting = True
+        return self._fill(self._servers) if waiting else []
 
     def find(self, key: int, round: int) -> Start | None:
         """The Start of an outstanding request: where a result belongs, and what to push again if it is missing.

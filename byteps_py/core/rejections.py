@@ -10,12 +10,25 @@ from typing import TypeAlias
 
 from byteps_py.types import DType, Operation
 
-__all__ = ["Terms", "ahead", "departure", "disagreement", "gone", "stranger", "uncounted", "unknown_root"]
+__all__ = [
+    "Terms",
+    "ahead",
+    "both_ways",
+    "changed",
+    "departure",
+    "disagreement",
+    "gone",
+    "stranger",
+    "uncounted",
+    "unknown_root",
+]
 
 Terms: TypeAlias = tuple[DType, Operation, int, int, int, int]
 """What contributions to one round agree on: dtype, operation, root, step, offset, count."""
 
 _SAME_CALLS = "all workers must make the same calls on a tensor in the same order"
+
+_SAME_WAY = "BYTEPS_LOCAL_REDUCE and BYTEPS_TRANSPORT must be equal in all processes of a machine"
 
 
 def disagreement(round: int, rank: int, terms: Terms, other_rank: int, other_terms: Terms) -> str:
@@ -23,6 +36,17 @@ def disagreement(round: int, rank: int, terms: Terms, other_rank: int, other_ter
     sides = [(rank, terms, other_terms), (other_rank, other_terms, terms)]
     first, second = (_side(*side) for side in sorted(sides, key=lambda side: side[0]))
     return f"workers disagree in round {round}: {first}, {second}; {_SAME_CALLS}"
+
+
+def both_ways(round: int, rank: int, speaker: int | None, other: int) -> str:
+    """A worker of a node pushes by itself and is in the node's sum too; ``speaker`` has sent such a sum before."""
+    if speaker is None:
+        text = f"worker {rank} pushes the sum of all workers of its machine, of whom worker {other} pushes by itself"
+    else:
+        text = (
+            f"worker {speaker} has pushed the sum of all workers of its machine, of whom worker {rank} pushes another"
+        )
+    return f"in round {round}, {text}; {_SAME_WAY}"
 
 
 def unknown_root(rank: int, terms: Terms, size: int) -> str:
@@ -43,6 +67,14 @@ def ahead(rank: int, round: int, open_round: int) -> str:
     return (
         f"worker {rank} pushes round {round} while round {open_round} is open: an earlier operation of this worker on "
         "the same tensor was not completed here; look for the first error that it reported"
+    )
+
+
+def changed(rank: int, round: int) -> str:
+    """The memory that a worker had lent for its contribution was used for something else before that was allowed."""
+    return (
+        f"worker {rank} changed its contribution to round {round} while it was being summed; look for the first error "
+        "that it reported"
     )
 
 

@@ -5,6 +5,8 @@ differently puts the name *in conflict*, and there it stays, because the workers
 
 Placement is by size.  The new partitions of one batch are placed largest first, each on the least loaded server, so
 the busiest server exceeds an even share by less than one partition; later batches go on from the loads so far.
+Partitions of one tensor are of one size, as nearly as their boundaries allow: no small rest costs a message of its
+own, and servers get equal work.
 A placement never changes.  Equal calls in equal order give equal tables: there is no hash and no random choice.
 """
 
@@ -22,6 +24,12 @@ __all__ = ["MAX_PARTITIONS", "TensorTable"]
 
 MAX_PARTITIONS: Final = 1 << 20
 """Most partitions that one Declare may ask for: their placements (28 bytes each) fit into one control frame."""
+
+_GRAIN: Final = 1024
+"""Elements between two possible boundaries of partitions, so that none parts a cache line or a vector of the kernels.
+
+It is halved for a tensor whose partitions would exceed the setting otherwise, as small ones of odd sizes do.
+"""
 
 _PARTITION_COST: Final = 16 * 1024
 """Bytes that a partition counts for beyond its own: handling one message takes about as long as summing these many.
@@ -116,11 +124,16 @@ class TensorTable:
         return max(1, -(-spec.count // self._partition_elements(spec)))
 
     def _pieces(self, tensor_id: int, spec: TensorSpec) -> Iterator[Partition]:
-        """The partitions of a tensor in order, not placed yet."""
-        elements = self._partition_elements(spec)
-        for index in range(self._partition_count(spec)):
-            offset = index * elements
-            yield Partition(make_key(tensor_id, index), offset, min(elements, spec.count - offset), server=0)
+        """The partitions of a tensor in order, not placed yet: the first ones are a grain larger than the others."""
+        most, pieces, grain = self._partition_elements(spec), self._partition_count(spec), _GRAIN
+        while grain > 1 and -(-spec.count // (grain * pieces)) * grain > most:
+            grain //= 2
+        smallest, larger = divmod(-(-spec.count // grain), pieces)
+        offset = 0
+        for index in range(pieces):
+            end = min(spec.count, offset + grain * (smallest + (index < larger)))
+            yield Partition(make_key(tensor_id, index), offset, end - offset, server=0)
+            offset = end
 
     def _place(self, rank: int, specs: Sequence[TensorSpec]) -> None:
         """Give each tensor of ``specs`` an id, and each of their partitions a server: the largest first."""

@@ -1,0 +1,73 @@
+"""The rounds of one node: what its workers contribute is summed here before it goes to a server.
+
+The machine is that of :mod:`byteps_py.core.aggregation` with the workers of one node, by the ranks that they have in
+the job.  It differs in what happens when all have contributed::
+
+    phase       event                                       actions                            next phase
+    ----------  ------------------------------------------  ---------------------------------  ---------------------
+    COLLECTING  push r, the last one of the node            Accept, Sum (``partial``)          SUMMING
+    SUMMING     the server's result of r is here: summed    Reply to all who want it           COLLECTING round r+1
+    SUMMING     the server has rejected r                   Reject to all                      REJECTED
+
+A Sum is always asked for, even one of nothing: what the server is sent is made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from byteps_py.core.aggregation import Action, Aggregation, Sum
+from byteps_py.core.key_state import KeyState, Phase
+from byteps_py.core.rejections import Terms
+from byteps_py.types import Operation, Participant
+
+__all__ = ["NodeSums"]
+
+
+class NodeSums(Aggregation):
+    """All keys that one process sums for its node.  Not thread-safe: one thread owns it.
+
+    Args:
+        participants: all workers of the job, by rank.
+        node: whose workers push here; nobody else may.
+    """
+
+    def __init__(self, participants: Sequence[Participant], node: int) -> None:
+        super().__init__(participants)
+        self._members = [each.rank for each in participants if each.node == node]
+        self._everyone = sum(1 << rank for rank in self._members)
+
+    def terms(self, key: int) -> Terms:
+        """What the contributions to the open round of a known key agree on, if there are any."""
+        return self._keys[key].terms
+
+    def expects(self, key: int, round: int) -> bool:
+        """Whether the result of ``(key, round)`` is waited for."""
+        state = self._keys.get(key)
+        return state is not None and state.round == round and state.phase is Phase.SUMMING
+
+    def result(self, key: int, round: int, payload: object | None, contributors: int) -> list[Action]:
+        """The server has sent a result that is waited for."""
+        return self._finish(key, self._summing(key, round), payload, contributors)
+
+    def refused(self, key: int, round: int, reason: str, departed: int | None) -> list[Action]:
+        """The server has rejected a round whose result is waited for."""
+        return self._reject(key, self._summing(key, round), reason, departed)
+
+    def has_open(self, rank: int) -> bool:
+        """Whether a round with a contribution of ``rank`` has no result yet.  O(keys)."""
+        bit = 1 << rank
+        return any(each.arrived & bit and each.phase is not Phase.REJECTED for each in self._keys.values())
+
+    def _complete(self, key: int, state: KeyState) -> list[Action]:
+        state.last = None
+        dtype, operation, root, _, _, count = state.terms
+        givers = self._members
+        if operation is Operation.BROADCAST:
+            givers = [rank for rank in self._members if rank == root]
+        sources = tuple([state.payloads[rank] for rank in givers if state.payloads[rank] is not None])
+        groups = (len(sources),) if sources else ()
+        state.phase = Phase.SUMMING
+        state.payloads = []
+        state.contributors = len(sources)
+        return [Sum(key, state.round, dtype, operation, count, sources, groups, 1, partial=True)]
