@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from byteps_py.objects import broadcast_object
-    from byteps_py.operations import AVG, SUM, broadcast, declare, poll, push_pull, push_pull_async, synchronize
+    from byteps_py.operations import AVG, SUM, broadcast, declare, empty, poll, push_pull, push_pull_async, synchronize
     from byteps_py.session import (
         barrier,
         get_pushpull_speed,
@@ -73,6 +73,7 @@ __all__ = [
     "broadcast",
     "broadcast_object",
     "declare",
+    "empty",
     "get_pushpull_speed",
     "init",
     "is_initialized",
@@ -92,7 +93,8 @@ __all__ = [
 _MODULES = {
     "broadcast_object": "objects",
     **dict.fromkeys(
-        ("AVG", "SUM", "broadcast", "declare", "poll", "push_pull", "push_pull_async", "synchronize"), "operations"
+        ("AVG", "SUM", "broadcast", "declare", "empty", "poll", "push_pull", "push_pull_async", "synchronize"),
+        "operations",
     ),
     **dict.fromkeys(
         (

@@ -134,8 +134,9 @@ def _run_server(arguments: argparse.Namespace) -> int:
         return 0
     # OpenMP libraries read this when they are loaded, which is when the kernels are imported.
     os.environ["OMP_WAIT_POLICY"] = settings.omp_wait_policy
-    from byteps_py.roles import server
+    from byteps_py.roles import memory, server
 
+    memory.keep_freed()
     return server.run(settings)
 
 

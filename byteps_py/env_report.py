@@ -137,7 +137,7 @@ def as_text(report: Report) -> str:
     blocks += [[(title, "", ""), *(_cells(each) for each in findings)] for title, findings in report.rows]
     rows = [row for block in blocks for row in block if row[1]]
     name_width, value_width = (max(len(row[column]) for row in rows) + 2 for column in (0, 1))
-    value_width = min(value_width, 40)
+    value_width = min(value_width, 48)
     lines = []
     for block in blocks:
         for name, value, origin in block:

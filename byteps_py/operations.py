@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from byteps_py.errors import UnsupportedError
 from byteps_py.roles.pending import Pending
-from byteps_py.session import current
+from byteps_py.session import Session, current
 from byteps_py.types import DType, Operation, TensorSpec
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "automatic_name",
     "broadcast",
     "declare",
+    "empty",
     "poll",
     "push_pull",
     "push_pull_async",
@@ -89,6 +90,19 @@ def declare(name: str, shape: Sequence[int] | None = None, dtype: npt.DTypeLike 
     session = current()
     if shape is not None:
         session.declare([TensorSpec(name, DType.from_numpy(dtype), tuple(operator.index(each) for each in shape))])
+
+
+def empty(shape: Sequence[int] | int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+    """An array, of any content, that is pushed without being copied where servers are on this machine.
+
+    Use it for what is pushed again and again: fill it, push it (``out`` may be the array itself), and leave it alone
+    until the operation has ended.  It is an ordinary NumPy array otherwise, but a forked child cannot use it.
+
+    Raises:
+        UnsupportedError: arrays of this dtype cannot be pushed.
+    """
+    whole = (shape,) if isinstance(shape, int | np.integer) else shape
+    return current().empty([operator.index(each) for each in whole], dtype)
 
 
 def push_pull_async(
@@ -184,11 +198,13 @@ def _start(
     session = current()
     if not 0 <= operator.index(root) < session.size:
         raise ValueError(f"root_rank={root} is not a worker: ranks are 0 to {session.size - 1}")
-    dtype = DType.from_numpy(array.dtype)
-    if name is None:
-        name = f"byteps.{automatic_name(op, dtype.label, array.shape)}"
-    spec = TensorSpec(name, dtype, array.shape)
-    source = np.ascontiguousarray(array).reshape(array.shape).view(dtype.storage)
+    spec = _spec(session, array, name, op)
+    storage = spec.dtype.storage
+    plain = array.dtype == storage
+    if array.flags.c_contiguous:
+        source = array if plain else array.view(storage)
+    else:
+        source = np.ascontiguousarray(array).reshape(array.shape).view(storage)
     target = None
     if out is not None:
         _check_out(out, array)
@@ -199,7 +215,7 @@ def _start(
     pending = session.submit(
         spec,
         source if contributes else None,
-        result.view(dtype.storage),
+        result if plain else result.view(storage),
         op,
         root=root,
         priority=priority,
@@ -208,12 +224,27 @@ def _start(
     return _handles.add(pending, result, target)
 
 
+def _spec(session: Session, array: npt.NDArray[Any], name: str | None, op: Operation) -> TensorSpec:
+    """What ``array`` is declared as; the same object for the same name again, where it still fits."""
+    dtype = DType.from_numpy(array.dtype)
+    if name is None:
+        name = f"byteps.{automatic_name(op, dtype.label, array.shape)}"
+    known = session.specs.get(name)
+    if known is not None and known.dtype is dtype and known.shape == array.shape:
+        return known
+    spec = TensorSpec(name, dtype, array.shape)
+    session.specs.setdefault(name, spec)
+    return spec
+
+
 def automatic_name(op: Operation, dtype: str, shape: Sequence[int]) -> str:
     """One name for all that look alike: a new name for each call would fill the tables of scheduler and servers."""
     return f"noname.{op.name.lower()}.{dtype}.{'x'.join(map(str, shape)) or 'scalar'}"
 
 
 def _check_out(out: npt.NDArray[Any], array: npt.NDArray[Any]) -> None:
+    if out is array and array.flags.writeable:
+        return
     if out.shape != array.shape or out.dtype != array.dtype or not out.flags.writeable:
         raise UnsupportedError(
             f"out must be a writable {array.dtype} array of shape {array.shape}, not {out.dtype} {out.shape}"

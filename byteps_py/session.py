@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
 import numpy.typing as npt
 
 from byteps_py.errors import BytePSError, NotInitializedError
@@ -27,7 +28,7 @@ from byteps_py.roles.pending import Pending
 from byteps_py.settings import environment
 from byteps_py.telemetry.metrics import SpeedRecord
 from byteps_py.telemetry.recorder import Recorder
-from byteps_py.types import Operation, Role, TensorSpec
+from byteps_py.types import DType, Operation, Role, TensorSpec
 
 __all__ = [
     "Session",
@@ -56,6 +57,7 @@ class Session:
         rank, size: place among all worker processes, and their number.
         local_rank, local_size: the same on this machine.
         steps, samples: what :meth:`mark_step` counted.
+        specs: what was pushed so far, by name: looking it up is quicker than making it.
     """
 
     def __init__(
@@ -74,7 +76,9 @@ class Session:
         self.local_size = local_size
         self.steps = 0
         self.samples = 0
+        self.specs: dict[str, TensorSpec] = {}
         self._worker = worker
+        self._submit = worker.submit
         self._farewell = farewell
         self._recorder = recorder
         self._lock = threading.Lock()
@@ -125,13 +129,31 @@ class Session:
             ValueError: there is no worker ``root``, or ``step`` is no number from 0 to 2**64 - 1.
             BytePSError: the job has ended.
         """
-        operation = Operation(operation)
-        root, priority, step = operator.index(root), operator.index(priority), operator.index(step)
+        if type(operation) is not Operation:
+            operation = Operation(operation)
+        if not type(root) is type(priority) is type(step) is int:
+            root, priority, step = operator.index(root), operator.index(priority), operator.index(step)
         if not 0 <= root < self.size:
             raise ValueError(f"root {root} is not a worker: ranks are 0 to {self.size - 1}")
         if not 0 <= step <= _LAST_STEP:
             raise ValueError(f"step (version) must be a number from 0 to 2**64 - 1, not {step}")
-        return self._worker.submit(spec, source, output, operation, root=root, priority=priority, step=step)
+        return self._submit(spec, source, output, operation, root=root, priority=priority, step=step)
+
+    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+        """A writable C-contiguous array of any content; pushes of it, and of parts of it that are C-contiguous, need
+        no copy where servers are on this machine.
+
+        It lies in memory that they can read (and nobody else), so it must not be changed between a push and its end.
+        It may be ``output`` of the same operation, and is valid as long as it is referenced, also after the session
+        has ended; a forked child cannot use it.
+
+        Raises:
+            UnsupportedError: arrays of this dtype cannot be pushed.
+            TransportError: there is no memory left.
+        """
+        wanted: np.dtype[Any] = np.dtype(dtype)
+        DType.from_numpy(wanted)
+        return self._worker.empty(tuple(operator.index(each) for each in shape), wanted)
 
     def barrier(self) -> None:
         """Wait until every worker has called this as often as this one."""
@@ -162,12 +184,14 @@ class Session:
 
     def stats(self) -> dict[str, Any]:
         """See :func:`stats`."""
+        sent, received = self._worker.messages()
         return {
             "role": str(Role.WORKER),
             "rank": self.rank,
             "steps": self.steps,
             "samples": self.samples,
             "cpu_seconds": time.process_time(),
+            "messages": {"sent": sent, "received": received},
             "stages": {
                 name: {"count": count, "seconds": seconds} for name, (count, seconds) in self._worker.stages().items()
             },
@@ -317,7 +341,8 @@ def stats() -> dict[str, Any]:
 
     Returns:
         ``role`` (``"worker"``) and ``rank``; ``steps`` and ``samples`` as :func:`step` counted them; ``cpu_seconds``,
-        user and system time of all threads; ``stages``: by name (:mod:`byteps_py.telemetry.stages` says from where to
+        user and system time of all threads; ``messages``: a dict of ``sent`` and ``received``, the messages to and from
+        servers; ``stages``: by name (:mod:`byteps_py.telemetry.stages` says from where to
         where each goes) a dict of ``count``, how often it was passed, and ``seconds`` in sum. All is the caller's own.
         The stages are zero in a process that is a job of its own, and with ``BYTEPS_STAGE_TIMES=0``.
     """

@@ -46,7 +46,7 @@ def run_role(role: Role, options: Options, environ: Mapping[str, str]) -> int:
             environ,
             wait_policy=options.omp_wait_policy,
             num_threads=options.omp_num_threads,
-            default=OpenMP("passive", str(max(1, len(affinity.usable_cores()) // affinity.engine_threads(environ)))),
+            default=OpenMP("passive"),  # how many servers share this host is known when the job is complete
         )
         environ = openmp.settle(environ)
     settings = read(settings_class(role), environ)

@@ -1,40 +1,49 @@
 """The data side of a worker: performs what the pipeline decides, over the connections to the servers.
 
-Everything here belongs to the worker's thread.
+Not thread-safe: the caller holds the worker's lock, which is let go while a large result is copied out.  Servers on
+this machine are written to by whichever thread has something for them; sockets belong to the worker's thread, and what
+another thread has for them is *deferred* until that comes by.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
-
-import numpy as np
-import numpy.typing as npt
 
 from byteps_py.core.delivery import Delivery
 from byteps_py.core.pipeline import Pipeline, Start
-from byteps_py.errors import AgreementError, BytePSError, ParticipantLeft, RemoteProtocolError, TransportTimeout
+from byteps_py.errors import AgreementError, BytePSError, ParticipantLeft, RemoteProtocolError
 from byteps_py.kernels import Kernels
-from byteps_py.roles.envelope import Complaints, Envelope, open_frames
+from byteps_py.roles.copy_out import CopyOut
+from byteps_py.roles.engine import Engine
+from byteps_py.roles.envelope import Complaints, Envelope, is_bundle, open_bundle, open_frames
+from byteps_py.roles.flight import Flight
+from byteps_py.roles.light import Light
+from byteps_py.roles.neighbours import Neighbours, connect
+from byteps_py.roles.node import Node, make_node
+from byteps_py.roles.pieces import Pieces, partition_of, slice_of
 from byteps_py.roles.reach import Reach
+from byteps_py.roles.stall import StallWatch
 from byteps_py.roles.tensors import Tensor, TensorOperation
 from byteps_py.settings import WorkerSettings
+from byteps_py.telemetry.metrics import SpeedRecord
 from byteps_py.telemetry.stages import WorkerTimes
-from byteps_py.transport.base import Buffer, Endpoint
-from byteps_py.types import Partition, split_key
+from byteps_py.transport.base import Buffer, Endpoint, Message
+from byteps_py.types import PARTITION_BITS
+from byteps_py.wire.bundle import BUNDLE_KEY
 from byteps_py.wire.control import Welcome
 from byteps_py.wire.header import ACCEPT_ENTRY, RANK_ENTRY, Flag, Header, Opcode, encode
 
 __all__ = ["Exchange"]
 
 _log = logging.getLogger("byteps_py.worker")
-_FIRST_REPORT_SECONDS: Final = 10.0
-_REPORT_SECONDS: Final = 60.0
+_FIRST_LOOK_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 1.0
+_NO_REDUCER: Final = "it takes this process for one that sums for its machine: BYTEPS_LOCAL_REDUCE must be equal there"
 _DEFAULT_CREDIT: Final = 4
-_NAMES_IN_MESSAGES: Final = 3
 
 
 class Exchange:
@@ -48,6 +57,15 @@ class Exchange:
         kernels: for the copy out of a received frame.
         times: where the stages are counted and timed; None where they are not.
         now: monotonic seconds, as in all methods.
+        lock: held by the caller of every method; None where there is one thread only.
+        neighbours: workers of this node to sum with; None: there are none.
+        engine: sums for them.
+        speed: told of what is complete.
+
+    Attributes:
+        sent, received: data messages so far.
+        light: takes the operations on light tensors.
+        node: the other workers of the node; None if there are none to sum with.
     """
 
     def __init__(
@@ -60,60 +78,118 @@ class Exchange:
         kernels: Kernels,
         times: WorkerTimes | None,
         now: float,
+        lock: threading.RLock | None = None,
+        speed: SpeedRecord | None = None,
+        neighbours: Neighbours | None = None,
+        engine: Engine | None = None,
     ) -> None:
+        self.sent = self.received = 0
         self._endpoint = endpoint
-        self._settings = settings
+        self._owner = threading.get_ident()
+        self._speed = SpeedRecord(now) if speed is None else speed
         self._welcome = welcome
         self._envelope = Envelope(welcome.rank, welcome.job, incarnation, welcome.epoch)
-        self._kernels = kernels
         self._times = times
-        self._copy_threads = settings.omp_num_threads or 1
-        self._servers = [b"server-%d" % each.rank for each in welcome.servers]
-        self._ranks = {name: rank for rank, name in enumerate(self._servers)}
-        for name, server in zip(self._servers, welcome.servers, strict=True):
-            endpoint.connect(name, server.address)
-        window = (settings.credit or max(_DEFAULT_CREDIT, len(self._servers))) * settings.partition_bytes
-        self._pipeline = Pipeline(len(self._servers), window, welcome.rank % len(self._servers))
+        self._pieces = Pieces(endpoint, kernels, settings.omp_num_threads or 1)
+        self._copy_out = CopyOut(kernels, settings.omp_num_threads or 1, lock, times)
+        self._peers = connect(endpoint, welcome, neighbours, settings.tcp_connections)
+        self._places = {each.name: place for place, each in enumerate(self._peers)}
+        window = (settings.credit or max(_DEFAULT_CREDIT, len(self._peers))) * settings.partition_bytes
+        self._pipeline = Pipeline(len(self._peers), window, welcome.rank % len(self._peers))
         self._delivery = Delivery()
-        self._reach = Reach(endpoint, self._servers, settings.lost_timeout)
+        self._reach = Reach(endpoint, list(self._places), settings.lost_timeout)
+        self.node: Node | None = None
+        if neighbours is not None and engine is not None:
+            copy = CopyOut(kernels, settings.omp_num_threads or 1, lock, None)
+            self.node = make_node(endpoint, neighbours, welcome, self._envelope, engine, copy, self._send, window)
         self._operations: dict[int, TensorOperation] = {}
+        self.light = Light(endpoint, self._send, self._envelope, self._pipeline, len(welcome.servers), times)
+        self._stall = StallWatch(
+            settings.stall_timeout,
+            welcome,
+            self._peers,
+            self._pipeline,
+            self._operations,
+            self.light,
+            self._reach,
+            None if self.node is None else self.node.reducer,
+            now,
+        )
+        self._deferred: list[tuple[bytes, Sequence[Buffer]]] = []
         self._last_id = 0
-        self._look_due = self._report_due = now
+        self._look_due = now
         self._complaints = Complaints(_log)
 
     @property
-    def unsent(self) -> int:
-        """Partitions that no server has accepted yet."""
-        return self._pipeline.unaccepted
+    def peers(self) -> Sequence[bytes]:
+        """The servers, by rank, and the reducers of this node, as the endpoint knows them."""
+        return [each.name for each in self._peers]
+
+    def owed(self, now: float) -> tuple[str, bool]:
+        """What keeps a worker that is leaving, empty if nothing does; and whether that is the others of its node."""
+        unsent = self._pipeline.unaccepted + self.light.unaccepted
+        if unsent:
+            return f"{unsent} partitions were not accepted by a server", False
+        owed = "" if self.node is None else self.node.owed(now)
+        return owed, bool(owed)
+
+    @property
+    def has_deferred(self) -> bool:
+        """Whether messages wait for the owner's thread."""
+        return bool(self._deferred)
+
+    def send_deferred(self) -> None:
+        """Send what other threads have left. The owner's thread only."""
+        deferred, self._deferred = self._deferred, []
+        for peer, frames in deferred:
+            self._endpoint.send(peer, frames)
 
     def submit(self, now: float, operation: TensorOperation) -> None:
         """Start an operation on a tensor that has been placed."""
         placement = operation.tensor.placement
         assert placement is not None
+        error = None if self.node is None else self.node.departure(operation.tensor)
+        if error is not None:
+            operation.pending.fail(error)
+            return
         self._last_id += 1
         self._operations[self._last_id] = operation
-        if self._times is not None and operation.staging is not None:
-            self._times.copy_in.add(operation.copied)
         starts = self._pipeline.submit(
             self._last_id,
             placement.tensor_id,
             placement.partitions,
             operation.tensor.spec.dtype.itemsize,
             operation.priority,
-            operation.staging is None,
+            not operation.contributes,
         )
         self._push_all(now, starts)
 
-    def receive(self, now: float, peer: bytes, frames: Sequence[memoryview]) -> list[TensorOperation]:
-        """Take a message of a server; returns the operations that are complete by it."""
+    def hurry(self, now: float) -> None:
+        """Somebody waits for results: nothing is held back for company."""
+        self.light.hurry(now)
+
+    def receive(self, now: float, message: Message) -> None:
+        """Take a message of a server, and complete the operations that are over by it."""
+        self.received += 1
         try:
-            header, payload = open_frames(frames)
-            self._check_sender(header, self._ranks[peer])
-            self._reach.heard(self._ranks[peer])
-            return self._dispatch(now, header, payload)
+            if self.node is not None and self.node.reducer.knows(message.peer):
+                self.node.reducer.receive(now, message)
+                return
+            place = self._places.get(message.peer, -1)
+            if place < 0:
+                raise RemoteProtocolError(_NO_REDUCER)
+            if is_bundle(message.frames):
+                header, _, _ = open_bundle(message.frames)
+                self._check_sender(header, place)
+                if header.opcode is not Opcode.RESULT_MANY:
+                    raise RemoteProtocolError(f"a server must not send {header.opcode.name}")
+                self._arrived(now, self.light.results(now, header, message))
+            else:
+                header, payload = open_frames(message.frames)
+                self._check_sender(header, place)
+                self._dispatch(now, place, header, payload, message)
         except RemoteProtocolError as error:
-            self._complaints.add(peer, error)
-            return []
+            self._complaints.add(message.peer, error)
 
     def tick(self, now: float) -> float:
         """Ask again for what is overdue; returns the seconds until the next call is due.
@@ -123,56 +199,112 @@ class Exchange:
                 reached.
         """
         for key, round_, server in self._delivery.due(now):
-            self._endpoint.send(self._servers[server], [encode(self._envelope.header(Opcode.PULL, key, round_))])
-            self._reach.asked(server, now)
+            self._send(server, [encode(self._envelope.header(Opcode.PULL, key, round_))], now)
+        held = self.light.tick(now), None if self.node is None else self.node.reducer.tick(now)
         if now >= self._look_due:
             self._look_due = now + _LOOK_SECONDS
-            self._check_stall(now)
-            self._check_reach(now)
-        deadline = self._delivery.next_deadline()
-        return _FIRST_REPORT_SECONDS if deadline is None else max(0.0, deadline - now)
+            self._stall.check(now)
+        deadlines = [each for each in (*held, self._delivery.next_deadline()) if each is not None]
+        return max(0.0, min(deadlines) - now) if deadlines else _FIRST_LOOK_SECONDS
+
+    def advance(self, now: float) -> None:
+        """To be called after messages were taken, and when the engine has done something."""
+        if self.node is not None:
+            self.node.reducer.advance(now)
+
+    def left(self, now: float, rank: int) -> None:
+        """A worker has left in order."""
+        node = self.node
+        place = None if node is None else node.left(now, rank)
+        if node is None or place is None:
+            return
+        for identifier, operation in list(self._operations.items()):
+            error = node.departure(operation.tensor)
+            if error is not None and any(each.server == place for each in self._pipeline.unfinished(identifier)):
+                self._fail(now, identifier, error)
 
     def fail_tensor(self, now: float, tensor: Tensor, error: BytePSError) -> None:
         """End all operations on ``tensor``."""
         for identifier, operation in list(self._operations.items()):
             if operation.tensor is tensor:
                 self._fail(now, identifier, error)
+        flying = [key for key, each in self.light.flights.items() if each.tensor is tensor]
+        self._push_all(now, self.light.fail(flying, error))
 
     def fail_all(self, error: BaseException) -> None:
         """End everything: the job is over."""
         for operation in self._operations.values():
-            operation.pending.fail(error)
+            operation.fail(error)
         self._operations.clear()
+        for flight in self.light.flights.values():
+            flight.pending.fail(error)
 
-    def _check_sender(self, header: Header, rank: int) -> None:
+    def _send(self, server: int, frames: list[Buffer], now: float) -> None:
+        self.sent += 1
+        peer = self._peers[server].name
+        self._reach.asked(server, now)
+        if self._endpoint.is_lane(peer) or threading.get_ident() == self._owner:
+            self._endpoint.send(peer, frames)
+        else:
+            self._deferred.append((peer, frames))
+
+    def _check_sender(self, header: Header, place: int) -> None:
         self._envelope.check_run(header)
-        if header.sender != rank or header.incarnation != self._welcome.servers[rank].incarnation:
-            raise RemoteProtocolError(f"a message that claims to be from server {header.sender}")
+        peer = self._peers[place]
+        if (header.sender, header.incarnation) != (peer.rank, peer.incarnation):
+            raise RemoteProtocolError(f"a message that claims to be from process {header.sender} and is not")
+        self._reach.heard(place)
 
-    def _dispatch(self, now: float, header: Header, payload: memoryview | None) -> list[TensorOperation]:
+    def _dispatch(self, now: float, place: int, header: Header, payload: memoryview | None, message: Message) -> None:
+        key, round_ = header.key, header.round
+        node = self.node if self._peers[place].is_server else None
+        if node is not None and node.reducer.owns(key):
+            node.reducer.answered(now, header, payload, message)
+            return
+        flight = self.light.flights.get(key)
+        flies = flight is not None and flight.round == round_
         if header.opcode is Opcode.RESULT:
-            return self._result(now, header, payload)
-        if header.opcode is Opcode.ACCEPT:
+            if flies:
+                self._arrived(now, self.light.result(now, header, payload, message))
+            else:
+                self._result(now, header, payload, message)
+        elif header.opcode is Opcode.ACCEPT:
             assert payload is not None or header.detail == 0
-            for key, round_ in ACCEPT_ENTRY.iter_unpack(payload or b""):
-                self._accepted(now, key, round_)
+            for each_key, each_round in ACCEPT_ENTRY.iter_unpack(payload or b""):
+                if node is not None and node.reducer.owns(each_key):
+                    node.reducer.accepted(now, each_key, each_round)
+                else:
+                    self._accepted(now, each_key, each_round)
         elif header.opcode is Opcode.MISSING:
-            start = self._pipeline.find(header.key, header.round)
-            if start is not None:
+            start = self._pipeline.find(key, round_)
+            if flies:
+                self.light.again(now, key)
+            elif start is not None:
                 self._push(now, start)
         elif header.opcode is Opcode.REJECT:
-            self._rejected(now, header, payload)
+            self._rejected(now, header, payload, flies)
         elif header.opcode is Opcode.WAITING:
-            start = self._pipeline.find(header.key, header.round)
-            if start is not None:
-                missing = {rank for (rank,) in RANK_ENTRY.iter_unpack(payload or b"")}
-                self._operations[start.operation_id].waits_for[header.key] = missing
-                self._accepted(now, header.key, header.round)
+            self._waits_for(now, header, {rank for (rank,) in RANK_ENTRY.iter_unpack(payload or b"")})
         else:
             raise RemoteProtocolError(f"a server must not send {header.opcode.name}")
-        return []
+
+    def _waits_for(self, now: float, header: Header, missing: set[int]) -> None:
+        """Word of who is missing says too that the own contribution is there."""
+        flight = self.light.flights.get(header.key)
+        start = self._pipeline.find(header.key, header.round)
+        if flight is not None and flight.round == header.round:
+            flight.waits_for = missing
+            self.light.accepted(now, flight.bundle.number)
+        elif start is not None:
+            self._operations[start.operation_id].waits_for[header.key] = missing
+            if self.node is not None:
+                self.node.waits(now, header, missing)
+            self._accepted(now, header.key, header.round)
 
     def _accepted(self, now: float, key: int, round_: int) -> None:
+        if key == BUNDLE_KEY:
+            self.light.accepted(now, round_)
+            return
         if self._times is not None:
             self._times.accepted(key, round_, now)
         self._delivery.accepted(key, round_, now)
@@ -186,158 +318,83 @@ class Exchange:
     def _push(self, now: float, start: Start) -> None:
         """Send one contribution, for the first time or again."""
         operation = self._operations[start.operation_id]
-        partition = _partition(operation, start.key)
-        header = self._envelope.header(
-            Opcode.PUSH,
-            start.key,
-            start.round,
-            dtype=operation.tensor.spec.dtype,
-            operation=operation.operation,
-            flags=Flag.WANT_RESULT if operation.staging is not None else Flag.WANT_RESULT | Flag.ABSENT,
-            root=operation.root,
-            step=operation.step,
-            offset=partition.offset,
-            count=partition.count,
-            length=0 if operation.staging is None else partition.count * operation.tensor.spec.dtype.itemsize,
-        )
-        frames: list[Buffer] = [encode(header)]
-        if operation.staging is not None and header.length:
-            frames.append(_slice(operation, operation.staging, partition).data)
         if self._times is not None:
             self._times.sent(start.key, start.round, operation.submitted, time.monotonic())
-        self._endpoint.send(self._servers[start.server], frames)
+        self._send(start.server, self._pieces.push(self._envelope, operation, start.key, start.round), now)
         self._delivery.sent(start.key, start.round, start.server, now)
-        self._reach.asked(start.server, now)
+        if self.node is not None:
+            self.node.pushed(start.key, start.round, start.server)
 
-    def _result(self, now: float, header: Header, payload: memoryview | None) -> list[TensorOperation]:
+    def _arrived(self, now: float, flights: Sequence[Flight]) -> None:
+        """Light tensors have their results."""
+        starts = self._pipeline.give_back([each.key >> PARTITION_BITS for each in flights])
+        self._speed.add(now, int(time.time() * 1000), sum([each.tensor.nbytes for each in flights]))
+        for each in flights:
+            each.pending.complete(each.pending.absent)
+        self._push_all(now, starts)
+
+    def _result(self, now: float, header: Header, payload: memoryview | None, message: Message) -> None:
         """Copy a result out; a second copy of it, after a repeated question, finds nothing to do."""
         start = self._pipeline.find(header.key, header.round)
         if start is None:
-            return []
+            return
         operation = self._operations[start.operation_id]
-        partition = _partition(operation, header.key)
-        if (header.dtype, header.offset, header.count) != (
-            operation.tensor.spec.dtype,
-            partition.offset,
-            partition.count,
-        ):
+        partition = partition_of(operation, header.key)
+        expected = (operation.tensor.spec.dtype, partition.offset, partition.count)
+        if (header.dtype, header.offset, header.count) != expected:
             raise RemoteProtocolError(f"a result for {operation.tensor.spec.name!r} of another shape")
         if self._times is not None:
             self._times.received(header.key, now)
-        target = _slice(operation, operation.output, partition)
-        if header.flags & Flag.ABSENT:
-            target.fill(0)
-        elif payload is not None and target.nbytes:
-            operation.absent = False
-            self._copy_out(target, payload)
-        else:
-            operation.absent = False
+        absent = bool(header.flags & Flag.ABSENT)
+        target = slice_of(operation, operation.output, partition)
+        copied = self._copy_out(operation, header.key, target, None if absent else payload, message)
+        if not copied or operation.failure is not None:  # while the lock was let go
+            return
+        operation.absent = operation.absent and absent
         operation.progressed = now
         operation.waits_for.pop(header.key, None)
+        self._pieces.finished(operation, header.key)
         self._delivery.finished(header.key, header.round)
+        if self.node is not None:
+            self.node.over(header.key)
         completed, starts = self._pipeline.finished(header.key, header.round)
+        if completed is not None:
+            self._complete(now, completed.operation_id)
         self._push_all(now, starts)
-        return [] if completed is None else [self._complete(completed.operation_id)]
 
-    def _copy_out(self, target: npt.NDArray[np.uint8], payload: memoryview) -> None:
-        begun = 0.0 if self._times is None else time.monotonic()
-        self._kernels.copy(target, payload, target.nbytes, self._copy_threads)
-        if self._times is not None:
-            self._times.copy_out.add(time.monotonic() - begun)
-
-    def _complete(self, identifier: int) -> TensorOperation:
+    def _complete(self, now: float, identifier: int) -> None:
         operation = self._operations.pop(identifier)
-        if operation.staging is not None:
+        if operation.staging is not None and not operation.borrowed:
             operation.tensor.recycle(operation.staging)
-        return operation
+        if self._times is not None and operation.contributes and not operation.borrowed:
+            self._times.copy_in.add(operation.copied)
+        self._speed.add(now, int(time.time() * 1000), operation.tensor.spec.nbytes)
+        operation.pending.complete(operation.absent)
 
-    def _rejected(self, now: float, header: Header, payload: memoryview | None) -> None:
+    def _rejected(self, now: float, header: Header, payload: memoryview | None, flies: bool) -> None:
         start = self._pipeline.find(header.key, header.round)
-        if start is None:
+        if start is None and not flies:
             return
-        name = self._operations[start.operation_id].tensor.spec.name
+        tensor = self.light.flights[header.key].tensor if start is None else self._operations[start.operation_id].tensor
         reason = bytes(payload or b"").decode(errors="replace")
         kind = ParticipantLeft if header.detail else AgreementError
-        self._fail(now, start.operation_id, kind(f"tensor {name!r}: {reason}"))
+        error = kind(f"tensor {tensor.spec.name!r}: {reason}")
+        if start is None:
+            self._push_all(now, self.light.fail([header.key], error))
+        else:
+            self._fail(now, start.operation_id, error)
 
     def _fail(self, now: float, identifier: int, error: BytePSError) -> None:
         operation = self._operations[identifier]
-        operation.pending.fail(error)
+        operation.fail(error)
         starts = self._pipeline.fail_operation(identifier)
         placement = operation.tensor.placement
         assert placement is not None
         for each in placement.partitions:
             self._delivery.dropped(each.key)
+            if self.node is not None:
+                self.node.over(each.key)
             if self._times is not None:
                 self._times.dropped(each.key)
         del self._operations[identifier]
         self._push_all(now, starts)
-
-    def _check_reach(self, now: float) -> None:
-        """Give up on a server that lives, and that only this worker does not reach."""
-        obstacle = self._reach.check(now)
-        if obstacle is not None:
-            server = self._welcome.servers[obstacle.rank]
-            raise TransportTimeout(
-                f"{server.describe()} cannot be reached at {server.address}, for {obstacle.seconds:.0f} s now "
-                f"(BYTEPS_LOST_TIMEOUT): {obstacle.reason}. The scheduler hears from it, so check the firewall between "
-                "here and there; DMLC_PORT or BYTEPS_PORT_RANGE give a server a port that is open, DMLC_INTERFACE or "
-                "DMLC_NODE_HOST another address"
-            )
-
-    def _check_stall(self, now: float) -> None:
-        """Speak of operations that make no progress, however well others do, and give up in the end.
-
-        An operation that was not pushed yet waits for others, of the same tensor or the same server, which are spoken
-        of if they are the ones that stand still.
-        """
-        limit = self._settings.stall_timeout
-        mentioned = min(_FIRST_REPORT_SECONDS, limit or _FIRST_REPORT_SECONDS)
-        waits = {
-            identifier: now - each.progressed
-            for identifier, each in self._operations.items()
-            if each.progressed is not None and now - each.progressed >= mentioned
-        }
-        if not waits:
-            self._report_due = now
-            return
-        waited, stalled = max(waits.values()), {identifier: self._operations[identifier] for identifier in waits}
-        if limit and waited >= limit:
-            raise TransportTimeout(f"{self._stall_text(stalled, waited)}; giving up (BYTEPS_STALL_TIMEOUT={limit:g})")
-        if now >= self._report_due:
-            self._report_due = now + _REPORT_SECONDS
-            _log.warning("%s", self._stall_text(stalled, waited))
-
-    def _stall_text(self, stalled: Mapping[int, TensorOperation], waited: float) -> str:
-        names = ", ".join(repr(each.tensor.spec.name) for each in list(stalled.values())[:_NAMES_IN_MESSAGES])
-        more = f" and {len(stalled) - _NAMES_IN_MESSAGES} more" if len(stalled) > _NAMES_IN_MESSAGES else ""
-        who = ", ".join(self._waited_for(stalled)) or "an answer"
-        return f"waiting {waited:.0f} s for the result of {names}{more}: missing {who}"
-
-    def _waited_for(self, stalled: Mapping[int, TensorOperation]) -> list[str]:
-        """Workers that a server named as missing, then servers that have not even accepted what was pushed."""
-        ranks = {rank for each in stalled.values() for missing in each.waits_for.values() for rank in missing}
-        participants = self._welcome.participants
-        workers = [participants[rank].describe() for rank in sorted(ranks) if rank < len(participants)]
-        silent = {
-            partition.server
-            for each in self._pipeline.outstanding()
-            if each.operation_id in stalled
-            for partition in each.unaccepted
-        }
-        servers = [self._welcome.servers[rank] for rank in sorted(silent)]
-        texts = [f"the acceptance of {each.describe()} at {each.address}" for each in servers]
-        if silent and (why := self._reach.why_not(min(silent))):  # the first only: each may take two seconds
-            texts[0] += f" ({why})"
-        return workers + texts
-
-
-def _partition(operation: TensorOperation, key: int) -> Partition:
-    assert operation.tensor.placement is not None
-    return operation.tensor.placement.partitions[split_key(key)[1]]
-
-
-def _slice(operation: TensorOperation, buffer: npt.NDArray[np.uint8], partition: Partition) -> npt.NDArray[np.uint8]:
-    """The bytes of ``partition`` in ``buffer``."""
-    itemsize = operation.tensor.spec.dtype.itemsize
-    return buffer[partition.offset * itemsize : (partition.offset + partition.count) * itemsize]

@@ -37,19 +37,28 @@ class Goodbye:
         self.confirmed = False
         """Whether the scheduler has answered."""
 
-    def may_end(self, now: float, owed: str) -> bool:
+    @property
+    def in_order(self) -> bool:
+        """Whether this process leaves a complete job without dying of anything."""
+        return self._joined and not self._message.reason
+
+    def may_end(self, now: float, owed: str, *, serves: bool = False) -> bool:
         """Say goodbye when it is time, and tell whether the thread may end.
 
         Args:
             now: monotonic seconds.
             owed: what others may still wait for; empty if nothing. A process that dies of an error owes nothing.
+            serves: that these are other workers of the machine, who are served for as long as it takes: how long that
+                may be is up to their and this worker's ``BYTEPS_STALL_TIMEOUT``.
 
         Raises:
             TransportTimeout: an orderly goodbye takes too long.
         """
         if self.confirmed:
             return True
-        in_order = self._joined and not self._message.reason
+        in_order = self.in_order
+        if in_order and serves:
+            self._deadline = now + self._seconds
         if now >= self._deadline:
             if in_order:
                 raise TransportTimeout(f"left the job after {self._seconds:g} s although {owed or 'nobody answered'}")

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 from byteps_py import kernels, known_names
@@ -36,7 +37,7 @@ from byteps_py.telemetry import logs
 from byteps_py.telemetry.metrics import SpeedRecord
 from byteps_py.telemetry.recorder import Member, Recorder, prepare
 from byteps_py.telemetry.stages import Stages
-from byteps_py.transport.zmq import ZmqEndpoint
+from byteps_py.transport.host import HostEndpoint
 from byteps_py.types import Operation, Role, TensorSpec
 
 __all__ = ["AnyWorker", "Joined", "join"]
@@ -64,6 +65,10 @@ class AnyWorker(Protocol):
         priority: int = 0,
         step: int = 0,
     ) -> Pending: ...
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]: ...
+
+    def messages(self) -> tuple[int, int]: ...
 
     def barrier(self) -> None: ...
 
@@ -133,7 +138,14 @@ def _join(settings: WorkerSettings) -> Joined:
     prepare(settings)
     chosen = kernels.select(settings.kernels)
     incarnation = secrets.randbits(64)
-    endpoint = log_messages(ZmqEndpoint(worker_identity(incarnation), MAX_PARTITION_BYTES), _log)
+    own = HostEndpoint(
+        worker_identity(incarnation),
+        MAX_PARTITION_BYTES,
+        lanes_apart=True,
+        mode=settings.transport,
+        io_threads=settings.io_threads,
+    )
+    endpoint = log_messages(own, _log)
     recorder: Recorder | None = None
 
     def abort(error: BaseException) -> None:

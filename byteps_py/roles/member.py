@@ -39,6 +39,7 @@ __all__ = [
     "SCHEDULER",
     "SchedulerLink",
     "registration",
+    "server_identity",
     "worker_identity",
     "worker_registration",
 ]
@@ -180,6 +181,11 @@ class SchedulerLink:
     def _diagnosis(self) -> str:
         why = self._endpoint.diagnose(SCHEDULER)
         return f": {why}" if why else ""
+
+
+def server_identity(incarnation: int) -> bytes:
+    """The identity under which a server process presents itself, to the scheduler and in its lanes."""
+    return b"server-%016x" % incarnation
 
 
 def worker_identity(incarnation: int) -> bytes:

@@ -9,10 +9,11 @@ import logging
 from collections.abc import Sequence
 
 from byteps_py.errors import RemoteProtocolError
+from byteps_py.roles.envelope import is_bundle, open_bundle
 from byteps_py.transport.base import Buffer, Endpoint, Message
 from byteps_py.types import split_key
 from byteps_py.wire.control import decode_control
-from byteps_py.wire.header import MAGIC, decode
+from byteps_py.wire.header import MAGIC, Opcode, decode
 
 __all__ = ["describe", "log_messages"]
 
@@ -28,6 +29,11 @@ def describe(frames: Sequence[Buffer]) -> str:
     try:
         if len(frames) == 1 and bytes(frames[0][: len(MAGIC)]) != MAGIC:
             return f"{type(decode_control(frames[0])).__name__}, {size} bytes"
+        views = [memoryview(each) for each in frames]
+        if is_bundle(views):
+            many, _, _ = open_bundle(views)
+            number = f", number {many.round}" if many.opcode is Opcode.PUSH_MANY else ""
+            return f"{many.opcode.name} of {many.detail} tensors{number}, {many.length} bytes"
         header = decode(frames[0], len(frames[1]) if len(frames) > 1 else None)
     except (RemoteProtocolError, IndexError):
         return f"an unreadable message, {size} bytes"
@@ -43,9 +49,21 @@ class _LoggingEndpoint:
         self._log = log
         self.listen = endpoint.listen
         self.connect = endpoint.connect
+        self.listen_lanes = endpoint.listen_lanes
+        self.connect_lane = endpoint.connect_lane
+        self.has_taken = endpoint.has_taken
         self.diagnose = endpoint.diagnose
         self.obstacle = endpoint.obstacle
+        self.is_lane = endpoint.is_lane
+        self.allocate = endpoint.allocate
+        self.renew = endpoint.renew
+        self.wait_lanes = endpoint.wait_lanes
+        self.wake_lanes = endpoint.wake_lanes
+        self.hold_lanes = endpoint.hold_lanes
+        self.resume_lanes = endpoint.resume_lanes
         self.wake = endpoint.wake
+        self.wake_in = endpoint.wake_in
+        self.owns = endpoint.owns
         self.close = endpoint.close
 
     def send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
@@ -55,7 +73,12 @@ class _LoggingEndpoint:
         return sent
 
     def receive(self, timeout: float | None) -> list[Message]:
-        messages = self._endpoint.receive(timeout)
+        return self._logged(self._endpoint.receive(timeout))
+
+    def receive_lanes(self) -> list[Message]:
+        return self._logged(self._endpoint.receive_lanes())
+
+    def _logged(self, messages: list[Message]) -> list[Message]:
         for each in messages:
             self._log.debug("from %s: %s", repr(each.peer)[2:-1], describe(each.frames))
         return messages

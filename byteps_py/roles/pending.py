@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from byteps_py.errors import NotInitializedError
 from byteps_py.types import TensorSpec
 
-__all__ = ["Pending", "Signal"]
+__all__ = ["Driver", "Pending", "Signal"]
 
 
 class Signal:
@@ -56,6 +56,20 @@ class Signal:
             self._event.set()
 
 
+class Driver(Protocol):
+    """What moves the data while somebody waits. Any thread."""
+
+    def drive(self, pending: Pending) -> None:
+        """Return when ``pending`` is done.
+
+        Raises:
+            NotInitializedError: this is a forked child of the process that started the operation.
+        """
+
+    def hurry(self) -> None:
+        """Somebody looks for results: send what has been held back to travel with more."""
+
+
 class Pending:
     """A tensor operation on its way.
 
@@ -66,34 +80,69 @@ class Pending:
         absent: after :meth:`wait`, whether no worker contributed anything; ``output`` is zero then.
     """
 
-    __slots__ = ("_signal", "absent", "output", "spec")
+    __slots__ = ("_done", "_driver", "_error", "_event", "absent", "output", "spec")
 
-    def __init__(self, spec: TensorSpec, output: npt.NDArray[Any] | None) -> None:
+    _making = threading.Lock()
+
+    def __init__(self, spec: TensorSpec, output: npt.NDArray[Any] | None, driver: Driver | None = None) -> None:
         self.spec = spec
         self.output: npt.NDArray[Any] = np.empty(spec.shape, spec.dtype.storage) if output is None else output
         self.absent = False
-        self._signal = Signal()
+        self._driver = driver
+        self._done = False
+        self._error: BaseException | None = None
+        # Made by the first who sleeps: most results are there when they are asked for, and an event is dear.
+        self._event: threading.Event | None = None
 
     def done(self) -> bool:
         """Whether :meth:`wait` would return or raise at once."""
-        return self._signal.done()
+        if not self._done and self._driver is not None:
+            self._driver.hurry()
+        return self._done
 
     def wait(self) -> npt.NDArray[Any]:
         """Block until the result is in :attr:`output`, and return that.
+
+        There is no deadline here: the worker's thread watches all that is outstanding, says what it waits for, and
+        fails it in the end.
 
         Raises:
             AgreementError: workers disagree about the tensor or the operation.
             ParticipantLeft: a worker left whose contribution is needed.
             JobAborted, TransportTimeout: the job cannot go on.
+            NotInitializedError: this is a forked child of the process that started it.
         """
-        self._signal.wait()
+        if not self._done:
+            if self._driver is not None:
+                self._driver.drive(self)
+            else:
+                self.sleep()
+        if self._error is not None:
+            raise self._error.with_traceback(None)
         return self.output
+
+    def over(self) -> bool:
+        """Whether it is done, without any side effect."""
+        return self._done
+
+    def sleep(self) -> None:
+        """Block until it is done, and leave the work to others."""
+        with self._making:
+            event = self._event = self._event or threading.Event()
+        # Whoever completes it sets the mark before looking for an event, so one of the two is seen.
+        if not self._done:
+            event.wait()
 
     def complete(self, absent: bool) -> None:
         """The result is in :attr:`output`."""
         self.absent = absent
-        self._signal.complete()
+        self._done = True
+        event = self._event
+        if event is not None:
+            event.set()
 
     def fail(self, error: BaseException) -> None:
-        """The result will never come."""
-        self._signal.fail(error)
+        """The result will never come. The first outcome counts."""
+        if not self._done:
+            self._error = error
+            self.complete(self.absent)

@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
+
+import numpy as np
 
 from byteps_py.core.aggregation import Accept, Action, Aggregation, Contribution, Reject, Reply, Sum
 from byteps_py.errors import RemoteProtocolError
-from byteps_py.roles.engine import Engine
-from byteps_py.roles.envelope import Envelope, open_frames
+from byteps_py.roles.answers import Answers
+from byteps_py.roles.bundles import Bundles, Taken, contribution_of
+from byteps_py.roles.engine import Engine, Summed
+from byteps_py.roles.envelope import Envelope, is_bundle, open_bundle, open_frames
+from byteps_py.roles.lacking import Lacking
+from byteps_py.roles.lent import Bundle, Lent, pushed
 from byteps_py.roles.member import worker_identity
+from byteps_py.roles.results import Results
 from byteps_py.telemetry.stages import Held, Stages, server_stages
-from byteps_py.transport.base import Buffer, Endpoint, Message
+from byteps_py.transport.base import Endpoint, Message
 from byteps_py.wire.control import Welcome
-from byteps_py.wire.header import ACCEPT_ENTRY, RANK_ENTRY, Flag, Header, Opcode, encode
+from byteps_py.wire.header import MAX_ENTRIES, RANK_ENTRY, Header, Opcode
 
 __all__ = ["Rounds"]
 
@@ -33,19 +41,47 @@ class Rounds:
         welcome: who is in the job.
         incarnation: this process's own random number.
         timed: whether to count and time the contributions.
+        patience: see :class:`~byteps_py.roles.answers.Answers`.
+
+    Attributes:
+        received: number of data messages of workers.
     """
 
     def __init__(
-        self, endpoint: Endpoint, engine: Engine, welcome: Welcome, incarnation: int, *, timed: bool = False
+        self,
+        endpoint: Endpoint,
+        engine: Engine,
+        welcome: Welcome,
+        incarnation: int,
+        *,
+        timed: bool = False,
+        patience: float = 0.0,
     ) -> None:
+        self.received = 0
         self._endpoint = endpoint
         self._engine = engine
         self._participants = welcome.participants
         self._envelope = Envelope(welcome.rank, welcome.job, incarnation, welcome.epoch)
         self._aggregation = Aggregation(welcome.participants)
+        self._bundles = Bundles(engine.kernels.name, welcome.participants, self._aggregation)
+        self._due = Taken([], 0, 0)
+        self._results = Results(endpoint)
+        self._lacking = Lacking(welcome.participants)
         self._peers = [worker_identity(each.incarnation) for each in welcome.participants]
-        self._accepts: dict[int, list[tuple[int, int]]] = {}
+        nodes = Counter(each.node for each in welcome.participants)
+        self._mates = [nodes[each.node] for each in welcome.participants]
         self._held = Held(len(welcome.participants)) if timed else None
+        self._answers = Answers(endpoint, self._envelope, welcome, self._held, patience)
+
+    @property
+    def sent(self) -> int:
+        """Number of data messages that were sent."""
+        return self._answers.sent
+
+    @property
+    def next_due(self) -> float | None:
+        """When :meth:`advance` must be called at the latest, in monotonic seconds; None: not because of time."""
+        return self._answers.next_due
 
     def stages(self) -> Stages:
         """The stage times of this server. Any thread."""
@@ -59,38 +95,47 @@ class Rounds:
             arrived: when it came, in monotonic seconds; looked at only if contributions are timed.
 
         Raises:
-            RemoteProtocolError: it is none.
+            RemoteProtocolError: it is none, or an entry of a PUSH_MANY is none; the other entries count.
         """
+        if is_bundle(message.frames):
+            self._push_many(message, arrived)
+            return
         header, payload = open_frames(message.frames)
         self._check_sender(header, message.peer)
+        self._finish()
         if header.opcode is Opcode.PUSH:
-            actions = self._aggregation.push(_contribution(header, payload))
-            if self._held is not None and isinstance(actions[0], Accept):
-                self._held.arrived(header.key, header.round, header.sender, arrived)
-            self._perform(actions)
+            if header.detail > self._mates[header.sender]:
+                raise RemoteProtocolError(f"{header.detail} contributions of a node of {self._mates[header.sender]}")
+            if message.intact():
+                self._claim(header.key, arrived)
+                self._push(pushed(header, payload, message), arrived)
+            else:  # a late repetition, whose memory serves another round by now; or tell the sender to push again
+                self._pull(header)
         elif header.opcode is Opcode.PULL:
             self._pull(header)
+        elif header.opcode is Opcode.WAITING:
+            if header.detail > self._mates[header.sender]:
+                raise RemoteProtocolError(f"{header.detail} missing workers of a node of {self._mates[header.sender]}")
+            ranks = [rank for (rank,) in RANK_ENTRY.iter_unpack(payload or b"")]
+            self._lacking.note(header.sender, header.key, header.round, ranks)
         else:
             raise RemoteProtocolError(f"a worker must not send {header.opcode.name}")
 
     def left(self, rank: int) -> None:
         """A worker has left in order."""
+        self._finish()
+        self._bundles.close()
         self._perform(self._aggregation.left(rank))
 
     def advance(self) -> None:
-        """Send the results of the sums that are done, and what has been accepted since the last call."""
-        for key, round_, result in self._engine.collect():
-            self._perform(self._aggregation.summed(key, round_, result))
-        if not self._accepts:
-            return
-        accepts, self._accepts = self._accepts, {}
-        now = time.monotonic()
-        for participant, entries in accepts.items():
-            if self._held is not None:
-                for key, round_ in entries:
-                    self._held.accepted(key, round_, participant, now)
-            if entries:
-                self._send_list(participant, Opcode.ACCEPT, 0, 0, [ACCEPT_ENTRY.pack(*each) for each in entries])
+        """Send the results of the sums that are done, and what has been accepted since the last call.
+
+        Rounds of bundles that came one behind the other are summed here at once, and their results share a message.
+        """
+        self._finish()
+        for done in self._engine.collect():
+            self._summed(done)
+        self._answers.flush()
 
     def _check_sender(self, header: Header, peer: bytes) -> None:
         """A message must come from a worker of this very run of the job."""
@@ -100,94 +145,118 @@ class Rounds:
         expected = self._participants[header.sender].incarnation
         if self._peers[header.sender] != peer or header.incarnation != expected:
             raise RemoteProtocolError(f"a message that claims to be from worker {header.sender} and is not")
+        self.received += 1
+
+    def _push(self, contribution: Contribution, arrived: float, bundle: Bundle | None = None) -> None:
+        """A single contribution, or one out of ``bundle``, with which it is accepted."""
+        actions = self._aggregation.push(contribution)
+        if isinstance(actions[0], Accept):
+            if self._held is not None:
+                stands_for = self._mates[contribution.participant] if contribution.partial else 1
+                self._held.arrived(contribution.key, contribution.round, contribution.participant, arrived, stands_for)
+            if bundle is not None:
+                bundle.apart.append((contribution.key, contribution.round))
+                actions = actions[1:]
+        self._perform(actions)
+
+    def _claim(self, key: int, arrived: float) -> None:
+        """The general machine looks after ``key`` from now on, and what the ledger had of it is timed by itself."""
+        for round_, rank, then in self._bundles.claim(key):
+            if self._held is not None:
+                self._held.arrived(key, round_, rank, arrived if then is None else then)
+
+    def _push_many(self, message: Message, arrived: float) -> None:
+        header, table, payload = open_bundle(message.frames)
+        self._check_sender(header, message.peer)
+        if header.opcode is not Opcode.PUSH_MANY:
+            raise RemoteProtocolError(f"a worker must not send {header.opcode.name}")
+        own = table if message.stamp is None else bytes(table)  # what is checked must be what is used
+        if not message.intact():
+            _log.debug("worker %d has used the memory of a PUSH_MANY again; it will ask", header.sender)
+            return
+        bundle = Bundle(header.sender, header.round, message, own, arrived)
+        if self._due.complete + header.detail > MAX_ENTRIES:
+            self._finish()
+        before = self._due.complete
+        self._due = taken = self._bundles.take(bundle, payload)
+        if taken.complete - before < header.detail:
+            self._answers.accept_bundle(bundle)
+        if taken.irregular:
+            self._push_apart(bundle, taken.irregular, payload, arrived)
+
+    def _push_apart(self, bundle: Bundle, places: Sequence[int], payload: memoryview, arrived: float) -> None:
+        """The entries of a bundle that the ledger has left alone."""
+        self._finish()
+        problem: RemoteProtocolError | None = None
+        for index in places:
+            try:
+                contribution = contribution_of(bundle, index, payload)
+            except RemoteProtocolError as error:
+                problem = problem or error
+                continue
+            self._claim(contribution.key, arrived)
+            self._push(contribution, arrived, bundle)
+        if problem is not None:
+            raise problem
+
+    def _finish(self) -> None:
+        """Sum the rows that are complete in the ledger, if there are any, and send their results to all."""
+        if not self._due.complete:
+            return
+        nbytes, self._due = self._due.nbytes, Taken([], 0, 0)
+        begun = 0.0 if self._held is None else time.monotonic()
+        out = self._endpoint.allocate(nbytes) if nbytes else np.empty(0, np.uint8)
+        table, read = self._bundles.finish(out)
+        self._engine.count_own(begun)
+        changed = next((each.rank for each in read if not each.message.intact()), None)
+        if changed is not None:
+            for key, round_ in zip(table["key"].tolist(), table["round"].tolist(), strict=True):
+                self._bundles.forget(key)
+                self._perform(self._aggregation.changed(key, round_, changed))
+            return
+        if self._held is not None:
+            last = max((each.arrived for each in read), default=begun)
+            self._held.bundles_replied([(each.arrived, each.accepted) for each in read], last)
+        self._answers.results(range(len(self._peers)), table, out.data)
 
     def _pull(self, header: Header) -> None:
         """A worker is in doubt; if all that is to be said is that others are missing, say who."""
-        actions = self._aggregation.pull(header.sender, header.key, header.round)
+        rank, key, round_ = header.sender, header.key, header.round
+        actions = self._bundles.pull(rank, key, round_)
+        if actions is None:
+            actions = self._aggregation.pull(rank, key, round_)
         if isinstance(actions[0], Accept):
-            missing = self._aggregation.missing(header.key)
-            entries = [RANK_ENTRY.pack(rank) for rank in missing]
-            self._send_list(header.sender, Opcode.WAITING, header.key, header.round, entries)
+            missing = self._bundles.missing(key)
+            if missing is None:
+                missing = self._aggregation.missing(key)
+            self._answers.waiting(rank, key, round_, self._lacking.narrow(key, round_, missing))
         else:
             self._perform(actions)
 
     def _perform(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, Sum):
-                done = self._engine.submit(action)
+                done = self._engine.submit(action, self._room(action))
                 if done is not None:
-                    self._perform(self._aggregation.summed(*done))
+                    self._summed(done)
             elif isinstance(action, Accept):
-                self._accepts.setdefault(action.participant, []).append((action.key, action.round))
+                self._answers.accept(action)
             elif isinstance(action, Reply):
-                self._reply(action)
+                self._answers.reply(action)
             elif isinstance(action, Reject):
-                self._reject(action)
+                self._answers.reject(action)
             else:
-                header = self._envelope.header(Opcode.MISSING, action.key, action.round)
-                self._post(action.participant, header, None)
+                self._answers.missing(action)
 
-    def _reply(self, action: Reply) -> None:
-        self._take_back(action)
-        payload = None if action.payload is None else memoryview(action.payload)  # type: ignore[arg-type]
-        header = self._envelope.header(
-            Opcode.RESULT,
-            action.key,
-            action.round,
-            dtype=action.dtype,
-            operation=action.operation,
-            flags=Flag.ABSENT if payload is None else Flag.NONE,
-            root=action.root,
-            detail=action.contributors,
-            step=action.step,
-            offset=action.offset,
-            count=action.count,
-            length=0 if payload is None else payload.nbytes,
-        )
-        if self._held is not None:  # before the worker can have it, so that no time is seen on both sides
-            self._held.replied(action.key, action.round, action.participant)
-        self._post(action.participant, header, payload)
+    def _room(self, action: Sum) -> memoryview | None:
+        """Where the result of a sum goes; None: where the engine likes, since nobody reads it where it lies."""
+        nbytes = action.count * action.dtype.itemsize
+        if not nbytes or not any(isinstance(each, Lent) for each in action.sources):
+            return None
+        return self._results.room(action.key, action.round, nbytes)
 
-    def _reject(self, action: Reject) -> None:
-        self._take_back(action)
-        payload = action.reason.encode()
-        departed = int(action.departed is not None)
-        header = self._envelope.header(Opcode.REJECT, action.key, action.round, detail=departed, length=len(payload))
-        self._post(action.participant, header, payload)
-
-    def _take_back(self, action: Reply | Reject) -> None:
-        """A RESULT or a REJECT says all that an ACCEPT before it would."""
-        accepts = self._accepts.get(action.participant)
-        if accepts and accepts[-1] == (action.key, action.round):
-            accepts.pop()
-
-    def _send_list(self, participant: int, opcode: Opcode, key: int, round_: int, entries: Sequence[bytes]) -> None:
-        """A message whose payload is a list of equal entries, counted in ``detail``."""
-        payload = b"".join(entries)
-        header = self._envelope.header(opcode, key, round_, detail=len(entries), length=len(payload))
-        self._post(participant, header, payload)
-
-    def _post(self, participant: int, header: Header, payload: Buffer | None) -> None:
-        """Send; a worker that is not connected right now asks again by PULL when it is back."""
-        frames: list[Buffer] = [encode(header)]
-        if payload is not None and header.length:
-            frames.append(payload)
-        if not self._endpoint.send(self._peers[participant], frames):
-            _log.debug("worker %d is not connected; it will ask for %s again", participant, header.opcode.name)
-
-
-def _contribution(header: Header, payload: memoryview | None) -> Contribution:
-    absent = bool(header.flags & Flag.ABSENT)
-    return Contribution(
-        participant=header.sender,
-        key=header.key,
-        round=header.round,
-        dtype=header.dtype,
-        operation=header.operation,
-        root=header.root,
-        step=header.step,
-        offset=header.offset,
-        count=header.count,
-        payload=None if absent else (memoryview(b"") if payload is None else payload),
-        want_result=bool(header.flags & Flag.WANT_RESULT),
-    )
+    def _summed(self, done: Summed) -> None:
+        if done.changed is None:
+            self._perform(self._aggregation.summed(done.key, done.round, done.payload))
+        else:
+            self._perform(self._aggregation.changed(done.key, done.round, done.changed))

@@ -20,16 +20,17 @@ from byteps_py import kernels
 from byteps_py.errors import BytePSError, RemoteProtocolError, SettingsError
 from byteps_py.roles.address import check_port, listening_ports, own_address
 from byteps_py.roles.engine import Engine
-from byteps_py.roles.envelope import Complaints, asks_to_join, open_frames
+from byteps_py.roles.envelope import Complaints, asks_to_join, is_bundle, open_bundle, open_frames
 from byteps_py.roles.member import SCHEDULER, SchedulerLink, registration
 from byteps_py.roles.message_log import log_messages
 from byteps_py.roles.rounds import Rounds
+from byteps_py.roles.share import team_of
 from byteps_py.roles.termination import TERMINATED, Termination
 from byteps_py.settings import MAX_PARTITION_BYTES, ServerSettings
 from byteps_py.telemetry import logs
 from byteps_py.telemetry.recorder import Member, Recorder, prepare
 from byteps_py.transport.base import Endpoint, Message, tcp_address
-from byteps_py.transport.zmq import ZmqEndpoint
+from byteps_py.transport.host import HostEndpoint
 from byteps_py.types import Role
 from byteps_py.wire.control import (
     Bye,
@@ -48,6 +49,8 @@ _log = logging.getLogger("byteps_py.server")
 _EARLY_BYTES: Final = 64 << 20
 """Most that is kept of what comes before the Welcome, from whomever."""
 _GOODBYE_SECONDS: Final = 1.0
+_ACCEPT_SECONDS: Final = 0.002
+"""How long the acceptance of a bundle waits for its results: not long enough for a worker's window to run empty."""
 _WORD_SECONDS: Final = 0.5
 """How long the word of the complete job may take: workers can have it before this server."""
 
@@ -67,7 +70,13 @@ def run(settings: ServerSettings, endpoint: Endpoint | None = None) -> int:
     prepare(settings)
     incarnation = secrets.randbits(64)
     if endpoint is None:
-        own = ZmqEndpoint(b"server-%016x" % incarnation, MAX_PARTITION_BYTES, settings.num_worker)
+        own = HostEndpoint(
+            b"server-%016x" % incarnation,
+            MAX_PARTITION_BYTES,
+            settings.num_worker,
+            mode=settings.transport,
+            io_threads=settings.io_threads,
+        )
         endpoint = log_messages(own, _log)
     try:
         server = Server(settings, endpoint, incarnation, time.monotonic())
@@ -105,11 +114,9 @@ class Server:
         register = msgspec.structs.replace(
             registration(settings, Role.SERVER, incarnation), address=tcp_address(host, port)
         )
-        team = settings.omp_num_threads or max(1, len(os.sched_getaffinity(0)) // settings.engine_threads)
         self._settings = settings
-        self._team = team
         self._kernels = kernels.select(settings.kernels)
-        self._engine = Engine(self._kernels, settings.engine_threads, team, endpoint.wake, timed=settings.stage_times)
+        self._engine: Engine | None = None
         self._recorder: Recorder | None = None
         self._link = SchedulerLink(endpoint, settings, register, _log, now)
         self._rounds: Rounds | None = None
@@ -124,9 +131,7 @@ class Server:
         self._end_due: float | None = None
         self._has_announced = False
         _log.info("the own address is %s, %s", host, reason)
-        _log.info(
-            "listening at %s, engine threads: %d, OpenMP threads each: %d", address, settings.engine_threads, team
-        )
+        _log.info("listening at %s", address)
 
     def serve(self) -> int:
         """Work until the job has finished; returns the exit status. Whatever ends this server, the scheduler is told.
@@ -181,6 +186,9 @@ class Server:
 
     def run_once(self, now: float, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for something to do and do it."""
+        due = None if self._rounds is None else self._rounds.next_due
+        if due is not None:
+            timeout = min(timeout, max(0.0, due - now))
         messages = self._endpoint.receive(timeout)
         arrived = time.monotonic() if self._settings.stage_times else 0.0
         for message in messages:
@@ -195,7 +203,8 @@ class Server:
 
     def close(self) -> None:
         """End the engine threads and the record; the endpoint stays open."""
-        self._engine.close()
+        if self._engine is not None:
+            self._engine.close()
         if self._recorder is not None:
             self._recorder.close()
 
@@ -203,7 +212,7 @@ class Server:
         """A worker may hear of the complete job before this server does; what is dropped here is asked for again."""
         nbytes = sum(each.nbytes for each in message.frames)
         try:
-            open_frames(message.frames)
+            open_bundle(message.frames) if is_bundle(message.frames) else open_frames(message.frames)
         except RemoteProtocolError as error:
             self._complain(message, error)
             return
@@ -235,23 +244,35 @@ class Server:
     def _begin(self, welcome: Welcome) -> None:
         logs.relabel(f"server {welcome.rank}")
         _log.info("server %d of %d, %d workers", welcome.rank, len(welcome.servers), len(welcome.participants))
-        timed = self._settings.stage_times
-        self._rounds = Rounds(self._endpoint, self._engine, welcome, self._incarnation, timed=timed)
-        if self._settings.record is not None:
-            self._record(welcome, self._rounds)
+        settings = self._settings
+        team = team_of(settings, welcome, len(os.sched_getaffinity(0)), _log)
+        _log.info("engine threads: %d, OpenMP threads each: %d", settings.engine_threads, team)
+        self._engine = Engine(
+            self._kernels, settings.engine_threads, team, self._endpoint.wake, timed=settings.stage_times
+        )
+        self._rounds = Rounds(
+            self._endpoint,
+            self._engine,
+            welcome,
+            self._incarnation,
+            timed=settings.stage_times,
+            patience=_ACCEPT_SECONDS,
+        )
+        if settings.record is not None:
+            self._record(welcome, self._rounds, team)
         early, self._early = self._early, []
         arrived = time.monotonic()
         for message in early:
             self._receive_data(message, arrived)
 
-    def _record(self, welcome: Welcome, rounds: Rounds) -> None:
+    def _record(self, welcome: Welcome, rounds: Rounds, team: int) -> None:
         member = Member(
             Role.SERVER,
             welcome.rank,
             welcome.job,
             len(welcome.participants),
             len(welcome.servers),
-            self._kernels.team(self._team),
+            self._kernels.team(team),
             self._settings.engine_threads,
         )
         self._recorder = Recorder(self._settings, member, rounds.stages)

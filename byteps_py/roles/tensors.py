@@ -11,7 +11,9 @@ import numpy.typing as npt
 from byteps_py.errors import AgreementError, UnsupportedError
 from byteps_py.kernels import Kernels
 from byteps_py.roles.pending import Pending, Signal
-from byteps_py.types import Operation, TensorSpec
+from byteps_py.transport.base import Endpoint
+from byteps_py.types import Operation, Partition, TensorSpec
+from byteps_py.wire.bundle import LIGHT_BYTES
 from byteps_py.wire.control import Placement, tensor_problem
 
 __all__ = ["Tensor", "TensorOperation", "check_spec", "check_unchanged"]
@@ -51,33 +53,47 @@ def check_unchanged(known: TensorSpec, spec: TensorSpec) -> None:
 class Tensor:
     """One declared name.
 
-    ``stage`` may be called by any thread; everything else belongs to the worker's thread.
+    ``stage`` may be called by any thread; everything else by whoever holds the worker's lock.
 
     Attributes:
         placed: set when the scheduler has answered the declaration; fails if workers disagree.
         placement: id and partitions, None before that.
         requested: whether the scheduler was asked.
         error: the disagreement, if there is one.
+        nbytes: its size.
+        light: its only partition, if its contributions may travel with those of others; else None.
         waiting: operations that came before the placement.
     """
 
-    __slots__ = ("_spare", "error", "placed", "placement", "requested", "spec", "waiting")
+    __slots__ = ("_spare", "error", "light", "nbytes", "placed", "placement", "requested", "spec", "waiting")
 
     def __init__(self, spec: TensorSpec) -> None:
         self.spec = spec
+        self.nbytes = spec.nbytes
         self.placed = Signal()
         self.placement: Placement | None = None
+        self.light: Partition | None = None
         self.requested = False
         self.error: AgreementError | None = None
         self.waiting: list[TensorOperation] = []
         self._spare: deque[npt.NDArray[np.uint8]] = deque(maxlen=_SPARE_BUFFERS)
 
-    def stage(self, source: npt.NDArray[Any], kernels: Kernels, threads: int) -> npt.NDArray[np.uint8]:
+    def place(self, placement: Placement) -> None:
+        """The scheduler has answered."""
+        self.placement = placement
+        if len(placement.partitions) == 1 and 0 < self.spec.nbytes < LIGHT_BYTES:
+            self.light = placement.partitions[0]
+        self.placed.complete()
+
+    def stage(
+        self, source: npt.NDArray[Any], endpoint: Endpoint, kernels: Kernels, threads: int
+    ) -> npt.NDArray[np.uint8]:
         """A buffer with a copy of ``source``; goes back by :meth:`recycle`."""
         try:
             buffer = self._spare.pop()
+            endpoint.renew(buffer)
         except IndexError:
-            buffer = np.empty(self.spec.nbytes, dtype=np.uint8)
+            buffer = endpoint.allocate(self.spec.nbytes)
         if self.spec.nbytes:
             kernels.copy(buffer, source, self.spec.nbytes, threads)
         return buffer
@@ -89,6 +105,7 @@ class Tensor:
     def refuse(self, error: AgreementError) -> None:
         """Workers disagree about this name: nothing can be done with it any more."""
         self.error = error
+        self.light = None
         self.placed.fail(error)
         for each in self.waiting:
             each.pending.fail(error)
@@ -96,23 +113,34 @@ class Tensor:
 
 
 class TensorOperation:
-    """One operation on one tensor, from ``submit`` to its result. Belongs to the worker's thread once posted.
+    """One operation on one tensor, from ``submit`` to its result. Belongs to whoever holds the worker's lock.
 
     Attributes:
-        staging: the contribution's bytes; None if this worker contributes nothing (absent).
+        staging: the contribution's bytes, which do not change before the end; None if they are ``lent``.
+        lent: the contribution's bytes in the caller's memory, of which a partition is copied when it is pushed; None
+            if there is a copy of them already.  Without ``staging`` and ``lent`` this worker contributes nothing.
+        copying: copies of results into ``output`` that are under way.
+        failure: why it has failed, if its caller is told only when those are over.
+        pieces: those copies, by key, until the result is here.
+        borrowed: whether ``staging`` is the caller's own memory, which lies in the arena, and not a copy of it.
         output: the bytes of ``pending.output``.
         progressed: monotonic seconds of the last push of a new partition, or result; None before the first push.
         absent: whether all results so far were absent.
         waits_for: by key, ranks that a server named as missing, for messages.
-        submitted, copied: monotonic seconds when ``staging`` was ready, and how many the copy took; 0 if nobody asks.
+        submitted, copied: monotonic seconds when it was submitted, and how many the copies took; 0 if nobody asks.
     """
 
     __slots__ = (
         "absent",
+        "borrowed",
         "copied",
+        "copying",
+        "failure",
+        "lent",
         "operation",
         "output",
         "pending",
+        "pieces",
         "priority",
         "progressed",
         "root",
@@ -133,6 +161,8 @@ class TensorOperation:
         priority: int,
         step: int,
         staging: npt.NDArray[np.uint8] | None,
+        borrowed: bool = False,
+        lent: npt.NDArray[np.uint8] | None = None,
     ) -> None:
         self.tensor = tensor
         self.pending = pending
@@ -141,8 +171,30 @@ class TensorOperation:
         self.priority = priority
         self.step = step
         self.staging = staging
+        self.borrowed = borrowed
+        self.lent = lent
+        self.pieces: dict[int, npt.NDArray[np.uint8]] = {}
         self.output: npt.NDArray[np.uint8] = pending.output.reshape(-1).view(np.uint8)
         self.progressed: float | None = None
         self.absent = True
         self.waits_for: dict[int, set[int]] = {}
         self.submitted = self.copied = 0.0
+        self.copying = 0
+        self.failure: BaseException | None = None
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the caller that the result will never come, as soon as nothing writes to its memory any more."""
+        self.failure = error
+        if not self.copying:
+            self.pending.fail(error)
+
+    def copied_out(self) -> None:
+        """A copy of a result into ``output`` is over."""
+        self.copying -= 1
+        if self.failure is not None and not self.copying:
+            self.pending.fail(self.failure)
+
+    @property
+    def contributes(self) -> bool:
+        """Whether this worker's contribution has a payload."""
+        return self.staging is not None or self.lent is not None

@@ -1,7 +1,8 @@
 """A worker: declares tensors, pushes contributions, receives results, meets the others at barriers.
 
-Callers' threads copy their data into a staging buffer and leave a command.  One background thread owns the endpoint
-and everything behind it; it sleeps until a message, a command or the next deadline.
+One background thread owns the endpoint: it talks with the scheduler, and with servers that are reached over sockets,
+and sleeps until a message, a command or the next deadline.  What callers' threads do themselves is in
+:mod:`byteps_py.roles.calls`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import numpy as np
 import numpy.typing as npt
 
 from byteps_py.errors import (
-    AgreementError,
     BytePSError,
     JobAborted,
     NotInitializedError,
@@ -26,19 +27,21 @@ from byteps_py.errors import (
 )
 from byteps_py.kernels import Kernels
 from byteps_py.roles.barrier_calls import BarrierCalls
+from byteps_py.roles.calls import Calls
+from byteps_py.roles.engine import Engine
 from byteps_py.roles.envelope import Complaints
 from byteps_py.roles.exchange import Exchange
 from byteps_py.roles.farewell import MILLISECONDS
 from byteps_py.roles.goodbye import Goodbye
 from byteps_py.roles.member import SCHEDULER, SchedulerLink, worker_registration
-from byteps_py.roles.pending import Pending, Signal
+from byteps_py.roles.neighbours import find_neighbours, may_have_neighbours
+from byteps_py.roles.pending import Signal
 from byteps_py.roles.requests import Requests
-from byteps_py.roles.tensors import Tensor, TensorOperation, check_spec, check_unchanged
 from byteps_py.settings import WorkerSettings
 from byteps_py.telemetry.metrics import SpeedRecord
 from byteps_py.telemetry.stages import Stages, WorkerTimes, worker_stages
 from byteps_py.transport.base import Endpoint
-from byteps_py.types import Operation, TensorSpec
+from byteps_py.types import TensorSpec
 from byteps_py.wire.control import (
     BarrierDone,
     Conflict,
@@ -54,6 +57,8 @@ __all__ = ["Worker"]
 _log = logging.getLogger("byteps_py.worker")
 _TELL_SECONDS: Final = 0.5
 """Between two looks at whether a failure has been heard."""
+_SERVE_SECONDS: Final = 0.02
+"""Between two looks at whether other workers of the machine still need this one, which is leaving."""
 
 
 class Worker:
@@ -85,13 +90,12 @@ class Worker:
         self._lock = threading.Lock()
         self._commands: deque[Callable[[float], None]] = deque()
         self._ended: BaseException | None = None
-        self._tensors: dict[str, Tensor] = {}
-        self._conflicts: dict[str, AgreementError] = {}
-        self._undeclared: list[Tensor] = []
         self._barriers = BarrierCalls(lambda number, signal: self._post(lambda now: self._reach(now, number, signal)))
         self._times = WorkerTimes() if settings.stage_times else None
+        self._calls = Calls(endpoint, kernels, settings.omp_num_threads or 1, self._times)
+        self.submit = self._calls.submit  # without a call between: it is the one that is made often
         self._requests: Requests | None = None
-        self._exchange: Exchange | None = None
+        self._engine: Engine | None = None
         self._welcome: Welcome | None = None
         self._welcomed = Signal()
         self._goodbye: Goodbye | None = None
@@ -116,36 +120,17 @@ class Worker:
         Raises:
             AgreementError: a name is declared with another dtype or shape, here or on another worker.
         """
-        tensors = [self._tensor(each) for each in specs]
-        self._post(lambda now: self._request(tensors))
-        for each in tensors:
+        for each in self._calls.declare(specs):
             each.placed.wait()
 
-    def submit(
-        self,
-        spec: TensorSpec,
-        source: npt.NDArray[Any] | None,
-        output: npt.NDArray[Any] | None,
-        operation: Operation,
-        *,
-        root: int = 0,
-        priority: int = 0,
-        step: int = 0,
-    ) -> Pending:
-        """Start one operation; see :meth:`byteps_py.session.Session.submit`."""
-        tensor = self._tensor(spec)
-        threads = self._settings.omp_num_threads or 1
-        pending = Pending(spec, output)
-        begun = 0.0 if self._times is None else time.monotonic()
-        staging = None if source is None else tensor.stage(source, self._kernels, threads)
-        started = TensorOperation(
-            tensor, pending, operation=operation, root=root, priority=priority, step=step, staging=staging
-        )
-        if self._times is not None:
-            started.submitted = time.monotonic()
-            started.copied = started.submitted - begun
-        self._post(lambda now: self._submit(now, started))
-        return pending
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """See :meth:`byteps_py.session.Session.empty`."""
+        return self._calls.empty(shape, dtype)
+
+    def messages(self) -> tuple[int, int]:
+        """How many data messages were sent and received so far."""
+        exchange = self._calls.exchange
+        return (0, 0) if exchange is None else (exchange.sent, exchange.received)
 
     def barrier(self) -> None:
         """Wait until every worker has called this as often as this one.
@@ -185,19 +170,7 @@ class Worker:
         self._endpoint.wake()
         self._has_said.wait()
 
-    # From here on, everything runs on the worker's thread, except _tensor and _post.
-
-    def _tensor(self, spec: TensorSpec) -> Tensor:
-        with self._lock:
-            tensor = self._tensors.get(spec.name)
-            if tensor is None:
-                check_spec(spec)
-                tensor = self._tensors[spec.name] = Tensor(spec)
-                conflict = self._conflicts.get(spec.name)
-                if conflict is not None:
-                    tensor.refuse(conflict)
-        check_unchanged(tensor.spec, spec)
-        return tensor
+    # From here on, everything runs on the worker's thread, except _post.
 
     def _post(self, command: Callable[[float], None]) -> None:
         with self._lock:
@@ -212,7 +185,7 @@ class Worker:
             self._work()
         except BytePSError as raised:
             error = raised
-            if isinstance(raised, TransportTimeout):
+            if isinstance(raised, TransportTimeout) or self._calls.broken is not None:
                 self._tell(f"gave up: {raised}")
         except BaseException as raised:
             _log.exception("the worker thread failed")
@@ -227,8 +200,9 @@ class Worker:
 
     def _tell(self, failure: str) -> None:
         """Let the others know of the failure, so that all of them end with the same cause."""
-        if self._exchange is None or self._goodbye is not None:
+        if self._calls.exchange is None or self._goodbye is not None:
             return
+        self._calls.leave_lanes()
         self._goodbye = Goodbye(self._link, time.monotonic(), failure, joined=True)
         with contextlib.suppress(BytePSError):  # the job has ended: they know
             while not self._may_end(time.monotonic()):
@@ -238,52 +212,34 @@ class Worker:
         self._goodbye = None
 
     def _work(self) -> None:
+        if may_have_neighbours(self._settings):
+            self._endpoint.listen_lanes()
+            self._endpoint.hold_lanes()  # what comes before this process knows who is in the job can wait
         register = worker_registration(self._settings, self._incarnation)
         link = self._link = SchedulerLink(self._endpoint, self._settings, register, _log, time.monotonic())
         requests = self._requests = Requests(link, self._settings.stall_timeout)
         while not self._may_end(time.monotonic()):
             now = time.monotonic()
             timeout = link.tick(now)
-            if self._exchange is not None:
-                timeout = min(timeout, self._exchange.tick(now))
+            due = self._calls.turn(now, ())
             requests.repeat(now)
-            for message in self._endpoint.receive(timeout):
-                now = time.monotonic()
+            messages = self._endpoint.receive(timeout if due is None else min(timeout, due))
+            now = time.monotonic()
+            for message in messages:
                 if message.peer == SCHEDULER:
                     self._receive_control(now, message.frames)
-                elif self._exchange is not None:
-                    for each in self._exchange.receive(now, message.peer, message.frames):
-                        self._complete(now, each)
+            data = [each for each in messages if each.peer != SCHEDULER]
+            if data:
+                self._calls.turn(now, data)
             self._run_commands(time.monotonic())
 
     def _run_commands(self, now: float) -> None:
         while self._commands:
             self._commands.popleft()(now)
-        if self._undeclared:
-            undeclared, self._undeclared = self._undeclared, []
+        undeclared = self._calls.take_undeclared()
+        if undeclared:
             assert self._requests is not None
             self._requests.declare(now, undeclared)
-
-    def _request(self, tensors: Sequence[Tensor]) -> None:
-        for tensor in tensors:
-            if not tensor.requested:
-                tensor.requested = True
-                self._undeclared.append(tensor)
-        if self._ended is not None:
-            for tensor in tensors:
-                tensor.placed.fail(self._ended)
-
-    def _submit(self, now: float, operation: TensorOperation) -> None:
-        tensor = operation.tensor
-        error = self._ended or tensor.error
-        if error is not None:
-            operation.pending.fail(error)
-        elif tensor.placement is None:
-            tensor.waiting.append(operation)
-            self._request([tensor])
-        else:
-            assert self._exchange is not None
-            self._exchange.submit(now, operation)
 
     def _reach(self, now: float, number: int, signal: Signal) -> None:
         if self._ended is not None:
@@ -291,10 +247,6 @@ class Worker:
             return
         assert self._requests is not None
         self._requests.reach(now, number, signal)
-
-    def _complete(self, now: float, operation: TensorOperation) -> None:
-        self.speed.add(now, int(time.time() * 1000), operation.tensor.spec.nbytes)
-        operation.pending.complete(operation.absent)
 
     def _receive_control(self, now: float, frames: Sequence[memoryview]) -> None:
         try:
@@ -311,7 +263,7 @@ class Worker:
         elif isinstance(message, Declared):
             self._declared(now, message)
         elif isinstance(message, Conflict):
-            self._conflict(now, message)
+            self._calls.conflict(now, message)
         elif isinstance(message, BarrierDone):
             assert self._requests is not None
             self._requests.barrier_done(message.number)
@@ -320,7 +272,9 @@ class Worker:
             self._requests.barrier_waits(message.barrier, message.text)
         elif isinstance(message, Left):
             assert self._welcome is not None
-            if self._goodbye is not None and message.rank == self._welcome.rank:
+            if message.rank != self._welcome.rank:
+                self._calls.left(now, message.rank)
+            elif self._goodbye is not None:
                 self._goodbye.confirmed = True
         else:
             self._complaints.add(SCHEDULER, f"an unexpected {type(message).__name__}")
@@ -328,7 +282,10 @@ class Worker:
     def _begin(self, now: float, welcome: Welcome) -> None:
         if self._welcome is not None:
             return
-        self._exchange = Exchange(
+        neighbours = find_neighbours(welcome, self._settings)
+        if neighbours is not None:
+            self._engine = Engine(self._kernels, 1, self._settings.omp_num_threads or 1, self._endpoint.wake)
+        exchange = Exchange(
             self._endpoint,
             settings=self._settings,
             welcome=welcome,
@@ -336,61 +293,49 @@ class Worker:
             kernels=self._kernels,
             times=self._times,
             now=now,
+            lock=self._calls.lock,
+            speed=self.speed,
+            neighbours=neighbours,
+            engine=self._engine,
         )
+        self._calls.begin(exchange, any(map(self._endpoint.is_lane, exchange.peers)))
+        self._endpoint.resume_lanes()
         self._welcome = welcome
         self._welcomed.complete()
 
     def _declared(self, now: float, message: Declared) -> None:
-        for placement in message.placements:
-            tensor = self._tensors.get(placement.name)
-            if tensor is None or tensor.placement is not None:
-                continue
-            tensor.placement = placement
-            tensor.placed.complete()
-            waiting, tensor.waiting = tensor.waiting, []
-            for operation in waiting:
-                self._submit(now, operation)
+        self._calls.declared(now, message)
         assert self._requests is not None
         self._requests.declared(message.request)
 
-    def _conflict(self, now: float, message: Conflict) -> None:
-        error = AgreementError(message.text)
-        with self._lock:
-            self._conflicts.setdefault(message.name, error)
-            tensor = self._tensors.get(message.name)
-        if tensor is not None:
-            tensor.refuse(error)
-            if self._exchange is not None:
-                self._exchange.fail_tensor(now, tensor, error)
-
     def _begin_close(self, now: float, failure: str) -> None:
         if self._goodbye is None and self._ended is None:
-            self._goodbye = Goodbye(self._link, now, failure, joined=self._exchange is not None)
+            self._goodbye = Goodbye(self._link, now, failure, joined=self._calls.exchange is not None)
 
     def _may_end(self, now: float) -> bool:
         """Whether it is time to go."""
-        return self._goodbye is not None and self._goodbye.may_end(now, self._owed())
+        if self._goodbye is None:
+            return False
+        owed, serves = self._owed(now)
+        if serves:
+            self._endpoint.wake_in(_SERVE_SECONDS)
+        return self._goodbye.may_end(now, owed, serves=serves)
 
-    def _owed(self) -> str:
-        """What others may still wait for; empty if nothing."""
-        if self._exchange is None or self._requests is None:
-            return ""
-        if self._requests.declaring or any(each.waiting for each in self._tensors.values()):
-            return "the scheduler has not placed all tensors"
-        unsent = self._exchange.unsent
-        return f"{unsent} partitions were not accepted by a server" if unsent else ""
+    def _owed(self, now: float) -> tuple[str, bool]:
+        """What others may still wait for, empty if nothing; and whether it is the other workers of this machine."""
+        if self._requests is None or self._goodbye is None or self._goodbye.confirmed or not self._goodbye.in_order:
+            return "", False
+        if self._requests.declaring or self._calls.waiting:
+            return "the scheduler has not placed all tensors", False
+        return self._calls.owed(now)
 
     def _end(self, error: BaseException) -> None:
         with self._lock:
             self._ended = error
-            tensors = list(self._tensors.values())
         self._welcomed.fail(error)
-        if self._exchange is not None:
-            self._exchange.fail_all(error)
-        for tensor in tensors:
-            tensor.placed.fail(error)
-            for operation in tensor.waiting:
-                operation.pending.fail(error)
+        self._calls.end(error)
+        if self._engine is not None:
+            self._engine.close()
         if self._requests is not None:
             self._requests.fail(error)
         while self._commands:  # nobody will perform them any more, which they tell their callers

@@ -20,7 +20,15 @@ stage                from, to                                                   
 Those up to ``copy out`` are a worker's, the others a server's.  A result says all that the acceptance before it would,
 and then none is sent: such a partition is counted neither in ``accept`` nor in ``push``, and its whole way is ``pull``;
 ``direct`` and ``answer`` tell of these alone.
+On a server a bundle of small contributions counts as one: in ``accept`` once, in ``wait for others``, ``held`` and
+``direct`` once for each message of results that it has a part in (for the last that arrived of those, the others
+waited), and the sums of such a message as one.  What is looked after one by one counts one by one.
 Partitions are on their way at the same time, so seconds may add up to more than have passed.
+
+A partition that travels with others counts like one that travels alone; the message is sent, accepted and answered for
+all of them at once.
+
+A bundle of absent contributions only is counted in none of ``wait for others``, ``held`` and ``direct``.
 
 Threads: each :class:`StageTime` is added to by one thread, so no addition is lost, and any thread may read it.  What a
 reader finds as count and seconds may be some passages apart, in either direction; sums only grow, so the next look puts
@@ -56,6 +64,11 @@ class StageTime:
         self.count += 1
         self.seconds += seconds
 
+    def add_many(self, count: int, seconds: float) -> None:
+        """It was passed ``count`` times more, in ``seconds`` altogether."""
+        self.count += count
+        self.seconds += seconds
+
 
 class _Way:
     """How far a partition is: its round, and since when it is sent, or accepted."""
@@ -72,6 +85,8 @@ class WorkerTimes:
     """The stages of a worker. All methods belong to its thread; times are seconds of :func:`time.monotonic`."""
 
     __slots__ = ("_ways", "answer", "copy_in", "copy_out", "pull", "push", "queue")
+
+    clock = staticmethod(time.monotonic)
 
     def __init__(self) -> None:
         self.queue = StageTime()
@@ -108,6 +123,13 @@ class WorkerTimes:
     def dropped(self, key: int) -> None:
         """Its operation has failed."""
         self._ways.pop(key, None)
+
+    def arrived(self, accepted: bool, count: int, seconds: float) -> None:
+        """Results of partitions that travelled together are here, in sum so long after that message was sent, or
+        accepted."""
+        self.pull.add_many(count, seconds)
+        if not accepted:
+            self.answer.add_many(count, seconds)
 
 
 class SumTimes:
@@ -158,16 +180,16 @@ class Held:
         self._size = size
         self._rounds: dict[int, _Round] = {}
 
-    def arrived(self, key: int, round: int, rank: int, now: float) -> None:
-        """A contribution is here, which was not refused; a repetition changes nothing."""
+    def arrived(self, key: int, round: int, rank: int, now: float, stands_for: int = 1) -> None:
+        """A contribution is here, which was not refused, for so many workers; a repetition changes nothing."""
         current = self._rounds.get(key)
         if current is None or current.round < round:
             current = self._rounds[key] = _Round(round, self._size)
         if current.round != round or current.arrived[rank] or not current.missing:
             return
         current.arrived[rank] = now
-        current.total += now
-        current.missing -= 1
+        current.total += stands_for * now
+        current.missing -= stands_for
         if not current.missing:
             self.wait.count += self._size
             self.wait.seconds += max(0.0, self._size * now - current.total)
@@ -193,6 +215,24 @@ class Held:
             if not current.accepted >> rank & 1:
                 self.direct.add(seconds)
             current.arrived[rank] = 0.0
+
+    def bundle_accepted(self, arrived: float, now: float) -> None:
+        """A worker is about to be told that a bundle which arrived then is here."""
+        self.accept.add(now - arrived)
+
+    def bundles_replied(self, bundles: Iterable[tuple[float, bool]], last: float) -> None:
+        """Results of many are about to be handed to the socket.
+
+        Args:
+            bundles: those that they are made of: when each arrived, and whether its sender was told so.
+            last: when the last of them arrived.
+        """
+        now = time.monotonic()
+        for arrived, accepted in bundles:
+            self.wait.add(max(0.0, last - arrived))
+            self.held.add(now - arrived)
+            if not accepted:
+                self.direct.add(now - arrived)
 
 
 def worker_stages(times: WorkerTimes | None) -> Stages:

@@ -1,0 +1,95 @@
+"""The copy of a large result into the caller's memory, during which others may go on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from byteps_py.errors import RemoteProtocolError
+from byteps_py.kernels import Kernels
+from byteps_py.roles.tensors import TensorOperation
+from byteps_py.telemetry.stages import WorkerTimes
+from byteps_py.transport.base import Message
+
+__all__ = ["CopyOut"]
+
+_LONG_COPY: Final = 65536
+"""Bytes from which the lock is let go during a copy."""
+
+
+class CopyOut:
+    """Copies results out.
+
+    Args:
+        kernels: copy.
+        threads: how many may share a copy.
+        lock: an RLock held once by the caller, and let go during a long copy: what the caller looked up before must be
+            looked up again.  None where there is one thread only.
+        times: where the copies are counted and timed; None where they are not.
+    """
+
+    def __init__(self, kernels: Kernels, threads: int, lock: threading.RLock | None, times: WorkerTimes | None) -> None:
+        self._kernels = kernels
+        self._threads = threads
+        self._lock = lock
+        self._times = times
+        self._keys: set[int] = set()
+
+    def __call__(
+        self,
+        operation: TensorOperation,
+        key: int,
+        target: npt.NDArray[np.uint8],
+        payload: memoryview | None,
+        message: Message,
+    ) -> bool:
+        """Write ``payload``, a frame of ``message``, to ``target``, a part of the output; None is zero everywhere.
+
+        If the operation fails meanwhile, its caller is told when the copy is over, and may use its memory then.
+
+        Returns:
+            False, and nothing is done, if a copy of the same result is under way on another thread.
+
+        Raises:
+            RemoteProtocolError: the memory behind the message changed meanwhile; ``target`` holds anything.
+        """
+        if key in self._keys:
+            return False
+        if payload is None:
+            target.fill(0)
+        elif target.nbytes:
+            self._keys.add(key)
+            operation.copying += 1
+            try:
+                self.copy(target, payload, message)
+            finally:
+                self._keys.discard(key)
+                operation.copied_out()
+        return True
+
+    def copy(self, target: npt.NDArray[np.uint8], payload: memoryview, message: Message) -> None:
+        """Copy and nothing else; the caller sees to it that no other thread does the same.
+
+        Raises:
+            RemoteProtocolError: as above.
+        """
+        begun = 0.0 if self._times is None else time.monotonic()
+        self._copy(target, payload)
+        if not message.intact():
+            raise RemoteProtocolError("a result that changed while it was copied")
+        if self._times is not None:
+            self._times.copy_out.add(time.monotonic() - begun)
+
+    def _copy(self, target: npt.NDArray[np.uint8], payload: memoryview) -> None:
+        lock = self._lock if target.nbytes >= _LONG_COPY else None
+        if lock is not None:
+            lock.release()
+        try:
+            self._kernels.copy(target, payload, target.nbytes, self._threads)
+        finally:
+            if lock is not None:
+                lock.acquire()

@@ -1,0 +1,108 @@
+"""Where the partitions of large contributions wait for their results: buffers that the caller cannot write.
+
+A contribution is copied when its operation starts, as a whole, if the caller may change it afterwards.  It may not
+where the result replaces it: the caller leaves such an array alone until the operation has ended.  Then each partition
+is copied when it is pushed, into the buffer of one whose result has come: few buffers are in use at a time, which stay
+in the processor's cache on their way from this copy to the sum.
+
+Not thread-safe: the caller holds the worker's lock.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from byteps_py.kernels import Kernels
+from byteps_py.roles.envelope import Envelope
+from byteps_py.roles.tensors import TensorOperation
+from byteps_py.transport.base import Buffer, Endpoint
+from byteps_py.types import Partition, split_key
+from byteps_py.wire.header import Flag, Opcode, encode
+
+__all__ = ["Pieces", "partition_of", "slice_of"]
+
+_MOST_SPARE: Final = 64
+
+
+class Pieces:
+    """The buffers of one worker.
+
+    Args:
+        endpoint: gives the memory.
+        kernels: copy.
+        threads: how many may share a copy.
+    """
+
+    def __init__(self, endpoint: Endpoint, kernels: Kernels, threads: int) -> None:
+        self._endpoint = endpoint
+        self._kernels = kernels
+        self._threads = threads
+        self._spare: dict[int, list[npt.NDArray[np.uint8]]] = {}
+
+    def payload(self, operation: TensorOperation, partition: Partition) -> memoryview:
+        """The bytes to push for ``partition``, for the first time or again."""
+        if operation.staging is not None:
+            return slice_of(operation, operation.staging, partition).data
+        piece = operation.pieces.get(partition.key)
+        if piece is None:
+            assert operation.lent is not None
+            begun = time.monotonic()
+            source = slice_of(operation, operation.lent, partition)
+            piece = operation.pieces[partition.key] = self._take(source.nbytes)
+            self._kernels.copy(piece, source, source.nbytes, self._threads)
+            operation.copied += time.monotonic() - begun
+        return piece.data
+
+    def push(self, envelope: Envelope, operation: TensorOperation, key: int, round_: int) -> list[Buffer]:
+        """The message with the contribution to one partition, for the first time or again."""
+        partition = partition_of(operation, key)
+        header = envelope.header(
+            Opcode.PUSH,
+            key,
+            round_,
+            dtype=operation.tensor.spec.dtype,
+            operation=operation.operation,
+            flags=Flag.WANT_RESULT if operation.contributes else Flag.WANT_RESULT | Flag.ABSENT,
+            root=operation.root,
+            step=operation.step,
+            offset=partition.offset,
+            count=partition.count,
+            length=partition.count * operation.tensor.spec.dtype.itemsize if operation.contributes else 0,
+        )
+        frames: list[Buffer] = [encode(header)]
+        if header.length:
+            frames.append(self.payload(operation, partition))
+        return frames
+
+    def finished(self, operation: TensorOperation, key: int) -> None:
+        """The result of a partition is here, so nobody reads its contribution any more."""
+        piece = operation.pieces.pop(key, None)
+        if piece is not None:
+            spare = self._spare.setdefault(piece.nbytes, [])
+            if len(spare) < _MOST_SPARE:
+                spare.append(piece)
+
+    def _take(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """The buffer that was used last is the one that is in the cache."""
+        spare = self._spare.get(nbytes)
+        if not spare:
+            return self._endpoint.allocate(nbytes)
+        piece = spare.pop()
+        self._endpoint.renew(piece)
+        return piece
+
+
+def slice_of(operation: TensorOperation, buffer: npt.NDArray[np.uint8], partition: Partition) -> npt.NDArray[np.uint8]:
+    """The bytes of ``partition`` in ``buffer``, which holds the whole tensor."""
+    itemsize = operation.tensor.spec.dtype.itemsize
+    return buffer[partition.offset * itemsize : (partition.offset + partition.count) * itemsize]
+
+
+def partition_of(operation: TensorOperation, key: int) -> Partition:
+    """One of the tensor, which has been placed."""
+    assert operation.tensor.placement is not None
+    return operation.tensor.placement.partitions[split_key(key)[1]]
