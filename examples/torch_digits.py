@@ -34,6 +34,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--lr", type=float, default=0.1, help="for 32 images per step; goes with the root of their number"
     )
+    parser.add_argument("--arena", action="store_true", help="gradients live in memory that local servers read")
     parser.add_argument("--checkpoint", metavar="FILE", help="worker 0 writes it after every epoch")
     parser.add_argument("--resume", action="store_true", help="worker 0 reads --checkpoint first")
     arguments = parser.parse_args()
@@ -111,7 +112,7 @@ def main() -> None:
     if arguments.resume and bps.rank() == 0:
         done = restore(arguments.checkpoint, model, optimizer)
     done = int(bps.broadcast_object(done, root_rank=0))  # type: ignore[call-overload]
-    optimizer = bps.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    optimizer = bps.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), arena=arguments.arena)
     bps.broadcast_parameters(model.state_dict(), root_rank=0)
     bps.broadcast_optimizer_state(optimizer, root_rank=0)
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -29,6 +30,7 @@ from byteps_py import session as _session
 from byteps_py.errors import BytePSError, UnsupportedError
 from byteps_py.roles.pending import Pending
 from byteps_py.torch.compression import Compressor
+from byteps_py.torch.staging import Buffer, Staging, Submission
 from byteps_py.torch.tensors import as_array, check_dense, copy_back, stage, to_tensor, wire_tag
 from byteps_py.types import DType, Operation, TensorSpec
 
@@ -36,15 +38,21 @@ __all__ = ["GradientExchange"]
 
 _Groups = Sequence[dict[str, Any]]
 
+_staging: Final = Staging()
+
 
 @dataclass
 class _Push:
-    """A contribution on its way. ``gradient`` is None if it was absent; ``version`` tells later changes to it."""
+    """A contribution on its way. ``gradient`` is None if it was absent; ``version`` tells later changes to it.
 
-    pending: Pending
+    The result comes into ``staged``, or into ``buffer`` if the gradient is on a GPU.
+    """
+
+    pending: Pending | Submission
     gradient: torch.Tensor | None
-    staged: torch.Tensor | None
     version: int
+    staged: torch.Tensor | None = None
+    buffer: Buffer | None = None
 
 
 @dataclass
@@ -56,6 +64,10 @@ class _Slot:
     priority: int
     remaining: int
     push: _Push | None = None
+    home: torch.Tensor | None = None
+    """Where the gradient lives from its first push on, if gradients live in the arena."""
+    buffer: Buffer | None = None
+    """Through which the gradient goes from its first push on, if it is on a GPU."""
 
 
 class GradientExchange:
@@ -67,6 +79,7 @@ class GradientExchange:
             place in the groups.
         compression: how gradients travel.
         passes: backward passes whose gradients are added up locally before one exchange.
+        arena: whether gradients move to memory from which they are pushed without a copy.
 
     Raises:
         ValueError: names are missing, doubled or malformed.
@@ -79,7 +92,9 @@ class GradientExchange:
         named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
         compression: Compressor,
         passes: int,
+        arena: bool = False,
     ) -> None:
+        self.arena = arena
         self.step: int = 0
         """Goes with every contribution, so that workers that are not in the same step are told so."""
         self.synchronized: bool = False
@@ -209,10 +224,23 @@ class GradientExchange:
 
     def _push(self, session: _session.Session, slot: _Slot) -> None:
         gradient = slot.parameter.grad
-        staged = None if gradient is None else _stage_gradient(slot, gradient)
+        if self.arena and gradient is not None and gradient is not slot.home:
+            gradient = _move_in(session, slot, gradient)
+        if gradient is not None:
+            _check_gradient(slot, gradient)
+            if _staging.takes(gradient):
+                slot.push = self._push_from_device(session, slot, gradient)
+                return
+        staged = None if gradient is None else stage(gradient, slot.dtype)
         array = None if staged is None else as_array(staged)
         pending = session.submit(slot.spec, array, array, Operation.AVERAGE, priority=slot.priority, step=self.step)
-        slot.push = _Push(pending, gradient, staged, 0 if gradient is None else gradient._version)
+        slot.push = _Push(pending, gradient, 0 if gradient is None else gradient._version, staged)
+
+    def _push_from_device(self, session: _session.Session, slot: _Slot, gradient: torch.Tensor) -> _Push:
+        buffer = slot.buffer = slot.buffer or _staging.buffer(session, slot.spec, slot.dtype, gradient.device)
+        array, operation = as_array(buffer.tensor), Operation.AVERAGE
+        begin = partial(session.submit, slot.spec, array, array, operation, priority=slot.priority, step=self.step)
+        return _Push(_staging.start(gradient, buffer, begin), gradient, gradient._version, buffer=buffer)
 
 
 def _hook_of(exchange: GradientExchange, slot: _Slot) -> Callable[[torch.Tensor], None]:
@@ -227,14 +255,26 @@ def _hook_of(exchange: GradientExchange, slot: _Slot) -> Callable[[torch.Tensor]
     return hook
 
 
-def _stage_gradient(slot: _Slot, gradient: torch.Tensor) -> torch.Tensor:
+def _move_in(session: _session.Session, slot: _Slot, gradient: torch.Tensor) -> torch.Tensor:
+    """Let the gradient live in the arena from now on, if it travels as it is."""
+    plain = gradient.layout is torch.strided and gradient.device.type == "cpu"
+    if not plain or gradient.dtype != slot.dtype or not gradient.numel():
+        return gradient
+    if slot.home is None:
+        slot.home = to_tensor(session.empty(tuple(gradient.shape), slot.spec.dtype.storage), slot.dtype)
+    with torch.no_grad():
+        slot.home.copy_(gradient)
+    slot.parameter.grad = slot.home
+    return slot.home
+
+
+def _check_gradient(slot: _Slot, gradient: torch.Tensor) -> None:
     check_dense(gradient, f"the gradient of {slot.label!r}")
     if gradient.dtype != slot.parameter.dtype:
         raise UnsupportedError(
             f"the gradient of {slot.label!r} is {gradient.dtype} and the parameter {slot.parameter.dtype}: "
             "gradients of another dtype than the parameter are not pushed"
         )
-    return stage(gradient, slot.dtype)
 
 
 def _check_untouched(slot: _Slot, push: _Push) -> None:
@@ -270,7 +310,9 @@ def _finish(slot: _Slot) -> None:
         return
     array = push.pending.wait()
     with torch.no_grad():
-        if push.gradient is not None and push.staged is not None:
+        if push.gradient is not None and push.buffer is not None:
+            _staging.fetch(push.buffer, push.gradient)
+        elif push.gradient is not None and push.staged is not None:
             copy_back(push.staged, push.gradient)
         elif not push.pending.absent:
             received = to_tensor(array, slot.dtype)

@@ -6,6 +6,9 @@ that look alike are matched in the order in which each worker makes them; give n
 where many such calls are to be under way at once (calls of one name run one after the other).
 
 Handles are integers, valid until :func:`synchronize`.  All functions may be called from any thread.
+
+A tensor on a GPU is copied to the host by the call that starts, and back by :func:`synchronize`; both wait for that.
+Gradients of a :func:`~byteps_py.torch.optimizer.DistributedOptimizer` go without such waits.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from byteps_py import session as _session
-from byteps_py.errors import BytePSError
+from byteps_py.errors import BytePSError, UnsupportedError
 from byteps_py.torch.compression import Compression, Compressor
 from byteps_py.torch.gradients import GradientExchange
 
@@ -81,13 +81,13 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
         return averaged
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, and count backward passes anew.
+        """Clear the gradients, and count backward passes anew. Gradients that live in the arena are zeroed.
 
         Raises:
             BytePSError: gradients are on their way; clearing them now would lose them on this worker alone.
         """
         self._exchange.restart("zero_grad()")
-        super().zero_grad(set_to_none)
+        super().zero_grad(set_to_none and not self._exchange.arena)
 
 
 def DistributedOptimizer(
@@ -95,13 +95,18 @@ def DistributedOptimizer(
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
     compression: Compressor = Compression.none,
     backward_passes_per_step: int = 1,
+    arena: bool = False,
+    nccl: bool = False,
 ) -> SynchronizedOptimizer:
     """Make ``optimizer`` step on gradients that are averaged over all workers.
 
-    The push of a gradient starts while the backward pass is still running.  The optimizer keeps its state, its groups
-    and its class (it becomes an instance of a subclass of it), so learning-rate schedulers made afterwards,
-    ``state_dict()`` and ``isinstance`` work as before; it gains ``synchronize()``, ``skip_synchronize()`` and
-    ``set_backward_passes_per_step()``.  All workers must make their optimizers in the same order.
+    The push of a gradient starts while the backward pass is still running.  Gradients on a GPU are copied to the host
+    and back on a side stream; when ``synchronize()`` returns, what follows in the current stream sees the average.
+
+    The optimizer keeps its state, its groups and its class (it becomes an instance of a subclass of it), so
+    learning-rate schedulers made afterwards, ``state_dict()`` and ``isinstance`` work as before; it gains
+    ``synchronize()``, ``skip_synchronize()`` and ``set_backward_passes_per_step()``.  All workers must make their
+    optimizers in the same order.
 
     Args:
         optimizer: changed in place.
@@ -110,18 +115,27 @@ def DistributedOptimizer(
         compression: ``Compression.none``, ``.fp16`` or ``.bf16``.
         backward_passes_per_step: gradients of so many backward passes are added up locally (not averaged: divide the
             loss where that is wanted) before they are exchanged.
+        arena: gradients on the CPU live, from their first push on, in memory that servers of this machine read, and
+            are pushed from there without a copy; ``zero_grad()`` then zeroes them, as ``set_to_none=False`` does.
+            Whether that is quicker depends: a copy is saved, and zeroing and adding take the place of writing.
+        nccl: refused: GPUs of one machine are not reduced over NCCL before their gradients are pushed.
 
     Returns:
         ``optimizer``.
 
     Raises:
         ValueError: names are missing or doubled; the optimizer is distributed already.
-        UnsupportedError: a parameter's dtype cannot be pushed; it is named.
+        UnsupportedError: a parameter's dtype cannot be pushed; it is named. Or ``nccl`` was asked for.
         NotInitializedError: ``init()`` has not been called.
     """
     if isinstance(optimizer, SynchronizedOptimizer):
         raise ValueError("this optimizer is a DistributedOptimizer already")
-    exchange = GradientExchange(optimizer.param_groups, named_parameters, compression, backward_passes_per_step)
+    if nccl:
+        raise UnsupportedError(
+            "nccl=True: gradients of several GPUs of one machine are not reduced over NCCL; leave it out, and each "
+            "worker process pushes its own (docs/torch.md says why)"
+        )
+    exchange = GradientExchange(optimizer.param_groups, named_parameters, compression, backward_passes_per_step, arena)
     own = type(optimizer)
     # A scheduler made earlier has put a wrapper of the old step() into the instance, where it would hide ours.
     vars(optimizer).pop("step", None)

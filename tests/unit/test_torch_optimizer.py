@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import byteps_py.torch as bps  # noqa: E402
-from byteps_py.errors import AgreementError, BytePSError  # noqa: E402
+from byteps_py.errors import AgreementError, BytePSError, UnsupportedError  # noqa: E402
 from tests.helpers.fake_session import run_workers  # noqa: E402
 
 nn = torch.nn
@@ -712,3 +712,71 @@ def test_existing_state_and_options_are_kept() -> None:
         return [group["lr"] for group in optimizer.param_groups]
 
     assert run_workers(1, body) == [[0.5, 0.1]]
+
+
+class TestGradientsInTheArena:
+    """``arena=True``"""
+
+    def test_the_bits_are_those_of_gradients_elsewhere(self):
+        def train(arena):
+            def body(session):
+                model = make_model()
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+                optimizer = bps.DistributedOptimizer(optimizer, model.named_parameters(), arena=arena)
+                for inputs, targets in make_batches(2):
+                    optimizer.zero_grad()
+                    loss_of(model, share(inputs, session), share(targets, session)).backward()
+                    optimizer.step()
+                return list(model.parameters()), len(session.arena)
+
+            return run_workers(2, body)
+
+        elsewhere, inside = train(False), train(True)
+        assert [count for _, count in elsewhere] == [0, 0]
+        assert [count for _, count in inside] == [4, 4]
+        for (ours, _), (theirs, _) in zip(inside, elsewhere, strict=True):
+            assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+    def test_they_live_there_from_the_first_push_on(self):
+        def body(session):
+            model = make_model()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer = bps.DistributedOptimizer(optimizer, model.named_parameters(), arena=True)
+            places = []
+            for inputs, targets in make_batches(1)[:2]:
+                optimizer.zero_grad()
+                loss_of(model, inputs, targets).backward()
+                optimizer.step()
+                places.append([each.grad.data_ptr() for each in model.parameters()])
+            optimizer.zero_grad()
+            assert all(not each.grad.any() for each in model.parameters())
+            model.zero_grad(set_to_none=True)
+            loss_of(model, *make_batches(1)[2]).backward()
+            optimizer.step()
+            places.append([each.grad.data_ptr() for each in model.parameters()])
+            return places, sorted(each.ctypes.data for each in session.arena)
+
+        ((first, second, third), arena), *_ = run_workers(1, body)
+        assert first == second == third
+        assert sorted(first) == arena
+
+    def test_what_travels_as_another_type_stays_where_it_is(self):
+        def body(session):
+            model = make_model()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer = bps.DistributedOptimizer(optimizer, model.named_parameters(), bps.Compression.fp16, arena=True)
+            loss_of(model, *make_batches(1)[0]).backward()
+            optimizer.step()
+            return len(session.arena)
+
+        assert run_workers(1, body) == [0]
+
+
+def test_nccl_is_refused_before_anything_is_changed() -> None:
+    def body(session):
+        optimizer = torch.optim.SGD(make_model().parameters(), lr=0.1)
+        with pytest.raises(UnsupportedError, match=r"nccl=True: .* leave it out"):
+            bps.DistributedOptimizer(optimizer, nccl=True)
+        return type(optimizer) is torch.optim.SGD, session.declared
+
+    assert run_workers(1, body) == [(True, [])]
