@@ -186,7 +186,7 @@ def real(experiments: int, seed: int, folder: Path) -> list[Interval]:
     Raises:
         SystemExit: interrupted, or no run has worked.
     """
-    command = [sys.executable, str(Path(__file__).resolve().parent / "push_pull.py"), "--bytes", "400000"]
+    command = [sys.executable, str(Path(__file__).resolve().parent / "steps.py"), "--bytes", "400000"]
     shown = screen.Screen(sys.stderr)
     found = []
     for index in range(experiments):

@@ -1,110 +1,237 @@
-"""How fast the kernels sum, by element type and number of threads.
+"""How fast the kernels sum and copy, as shares of what plain C reaches in the same process.
 
-The figure is *bandwidth*: bytes that one sum must move, (sources + 1) x bytes of a buffer, over the time that it took,
-in GB/s (10^9 bytes).  Each source counts as read once and the result as written once; that the processor also fetches
-the cache lines it is about to write is not counted, nor are accumulators.  A sum that is limited by memory shows about
-the same figure for any number of sources and any type; the time of a sum is that of moving its bytes at this rate.
+    python -m benchmarks.kernels --bytes 4194304 67108864 --sources 2 4 8 --threads 1 --json FILE
 
-The time is the shortest of all repeats within ``--seconds``, after one that is not counted: noise only ever adds.
-Buffers are the same in every repeat, so those smaller than the last-level cache are measured in it.  The column
-``numpy`` adds the sources one by one with ``numpy.add(out, source, out)`` and is given the same bytes to have moved.
-Results are compared with the reference kernels before anything is timed.
+*Rate*: bytes that a call must move over the time that it took, in GB/s (10^9 bytes).  A sum of n buffers moves
+(n + 1) x bytes of a buffer, a copy 2 x: each source is read once, the result is written once.  That the processor also
+fetches the lines it is about to write is not counted, nor are accumulators.  The rate is that of the shortest time,
+because noise only ever adds.
+
+*Share*: this rate over that of the reference, as the median over all rounds: each round takes every figure of a group
+once, in turn, so that what disturbs the machine disturbs both.  Reference of a sum is a STREAM-like add of float32
+(out = a + b, 3 x bytes), of a copy a STREAM-like copy, each on one thread, at the best instruction set, with ordinary
+and with non-temporal stores: the one with the shorter time counts.
+
+Buffers are the same in all rounds, so those smaller than the last-level cache are measured in it.  Values are random
+anew in each run, and every result is compared with that of the reference kernels before it is timed.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import json
 import os
+import platform
+import statistics
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from byteps_py import kernels
+import byteps_py
+from byteps_py.kernels import Kernels
+from byteps_py.kernels._native import ffi, lib
+from byteps_py.kernels.native import LEVELS, NativeKernels
+from byteps_py.kernels.reference import ReferenceKernels
 from byteps_py.types import DType
 
 Array = npt.NDArray[Any]
+Call = Callable[[], object]
+
+POOL = 1 << 20
+"""Random values that are drawn for each type; buffers repeat them, each from another one on."""
+
+COMPARED = {"sum": "add", "copy": "copy"}
+STORES = ("ordinary", "non-temporal")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure what the command line asks for and print a table."""
+    """Measure what the command line asks for, print a table, and write the figures to a file if one is named."""
     options = _parse(arguments)
-    chosen, reference = kernels.select(options.kernels), kernels.select("reference")
-    threads = options.threads or sorted({1, os.cpu_count() or 1})
-    level = getattr(chosen, "level", "NumPy")
-    print(f"{options.kernels} kernels ({level}), {options.sources} sources of {options.bytes} bytes, divisor", end=" ")
-    print(f"{options.divisor}; GB/s = (sources + 1) x bytes / time")
-    print(f"{'':10}" + "".join(f"{f'{each} threads':>12}" for each in threads) + f"{'numpy':>12}")
-    for dtype in DType:
-        count = options.bytes // dtype.itemsize
-        sources = [_some_values(dtype, count, seed) for seed in range(options.sources)]
-        out = np.zeros_like(sources[0])
-        moved = (options.sources + 1) * count * dtype.itemsize
-        row = []
-        for team in threads:
-            call = _sum_call(chosen, out, sources, dtype, options.divisor, team)
-            _verify(call, out, _sum_call(reference, np.zeros_like(out), sources, dtype, options.divisor, 1))
-            row.append(f"{moved / _shortest(call, options.seconds) / 1e9:12.1f}")
-        numpy_time = _shortest(functools.partial(_add_one_by_one, out, sources), options.seconds)
-        row.append(f"{'-':>12}" if dtype is DType.BFLOAT16 else f"{moved / numpy_time / 1e9:12.1f}")
-        print(f"{dtype.label:10}" + "".join(row), flush=True)
+    chosen = NativeKernels(options.level)
+    print(f"kernels: {chosen.level}; divisor {options.divisor}; GB/s = (sources + 1) x bytes / time")
+    print(f"{'kernel':6}{'dtype':>10}{'sources':>9}{'bytes':>11}{'threads':>9}{'GB/s':>8}{'share':>7}  of")
+    rows: list[dict[str, Any]] = []
+    for nbytes in options.bytes:
+        for n_sources in options.sources:
+            for threads in options.threads:
+                for row in _group(chosen, options, nbytes, n_sources, threads):
+                    rows.append(row)
+                    _show(row)
+    accepted = _acceptance(rows)
+    for line in accepted.values():
+        print(line["text"])
+    if options.json:
+        report = {"environment": _environment(chosen), "settings": vars(options), "rows": rows, "acceptance": accepted}
+        Path(options.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure the summation kernels.")
-    parser.add_argument("--bytes", type=int, default=4096000, help="size of one buffer (default %(default)s)")
-    parser.add_argument("--sources", type=int, default=2, help="buffers that are summed (default %(default)s)")
+    parser = argparse.ArgumentParser(description="Measure the kernels against plain additions and copies.")
+    labels = [dtype.label for dtype in DType]
+    parser.add_argument("--bytes", type=int, nargs="+", default=[4 << 20, 64 << 20], help="sizes of one buffer")
+    parser.add_argument("--sources", type=int, nargs="+", default=[2, 4, 8], help="how many buffers are summed")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1], help="how many threads may share a call")
+    parser.add_argument("--dtypes", nargs="+", choices=labels, default=labels, metavar="DTYPE")
     parser.add_argument("--divisor", type=int, default=1, help="1 is a sum, more an average (default %(default)s)")
-    parser.add_argument("--threads", type=int, nargs="+", help="numbers of threads (default: 1 and all cores)")
-    parser.add_argument("--seconds", type=float, default=0.3, help="time for each figure (default %(default)s)")
-    parser.add_argument("--kernels", choices=["native", "reference"], default="native")
+    parser.add_argument("--level", choices=LEVELS, help="the instruction set (default: the best one)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="time for each group (default %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="write all figures and the environment there")
     return parser.parse_args(arguments)
 
 
-def _some_values(dtype: DType, count: int, seed: int) -> Array:
-    values = np.random.default_rng(seed).normal(scale=20.0, size=count)
+def _group(
+    chosen: Kernels, options: argparse.Namespace, nbytes: int, n_sources: int, threads: int
+) -> list[dict[str, Any]]:
+    """The figures of one size, number of sources and number of threads, measured in turn."""
+    calls: dict[tuple[str, str], Call] = {}
+    moved: dict[tuple[str, str], int] = {}
+    left, right = (_values(DType.FLOAT32, nbytes // 4, seed) for seed in range(2))
+    total = np.zeros_like(left)
+    for index, store in enumerate(STORES):
+        calls["stream add", store] = _stream_add(total, left, right, index)
+        calls["stream copy", store] = _stream_copy(total, left, index)
+        moved |= {("stream add", store): 3 * left.nbytes, ("stream copy", store): 2 * left.nbytes}
+    calls["copy", "bytes"] = functools.partial(chosen.copy, total, left, left.nbytes, threads)
+    moved["copy", "bytes"] = 2 * left.nbytes
+    for store in STORES:
+        _verify(calls["stream add", store], total, left + right)
+        _verify(calls["stream copy", store], total, left)
+    _verify(calls["copy", "bytes"], total, left)
+    for label in options.dtypes:
+        dtype = DType[label.upper()]
+        sources = [_values(dtype, nbytes // dtype.itemsize, seed) for seed in range(n_sources)]
+        out, expected = np.zeros_like(sources[0]), np.zeros_like(sources[0])
+        calls["sum", label] = _sum(chosen, out, sources, dtype, options.divisor, threads)
+        _sum(ReferenceKernels(), expected, sources, dtype, options.divisor, 1)()
+        _verify(calls["sum", label], out, expected)
+        moved["sum", label] = (n_sources + 1) * out.nbytes
+    times = _rounds(calls, options.seconds)
+    rates = {name: [moved[name] / each for each in times[name]] for name in calls}
+    rows = []
+    for (kernel, label), found in rates.items():
+        if kernel not in COMPARED:
+            continue
+        reference = f"stream {COMPARED[kernel]}"
+        store = max(STORES, key=lambda each: max(rates[reference, each]))
+        rows.append(
+            {
+                "kernel": kernel,
+                "dtype": label,
+                "sources": n_sources if kernel == "sum" else 1,
+                "bytes": nbytes,
+                "threads": threads,
+                "gb_per_s": max(found) / 1e9,
+                "share": _median_ratio(found, rates[reference, store]),
+                "share_of_float32": _median_ratio(found, rates.get(("sum", "float32"), [])),
+                "reference": f"{COMPARED[kernel]}, {store} stores",
+                "reference_gb_per_s": max(rates[reference, store]) / 1e9,
+                "rounds": len(found),
+                "verified": True,
+            }
+        )
+    return rows
+
+
+def _values(dtype: DType, count: int, seed: int) -> Array:
+    values = np.random.default_rng().normal(scale=20.0, size=min(POOL, count))
+    values = np.resize(np.roll(values, seed), count)
     if dtype is DType.BFLOAT16:
         return np.ascontiguousarray(values.astype(np.float32).view(np.uint16)[1::2])
     return values.astype(np.int8).astype(dtype.storage) if not dtype.is_floating else values.astype(dtype.storage)
 
 
-def _sum_call(
-    chosen: kernels.Kernels, out: Array, sources: Sequence[Array], dtype: DType, divisor: int, threads: int
-) -> Callable[[], Array]:
-    def call() -> Array:
-        chosen.sum_groups(out, sources, (len(sources),), dtype, out.size, divisor, threads)
-        return out
-
-    return call
+def _sum(chosen: Kernels, out: Array, sources: Sequence[Array], dtype: DType, divisor: int, threads: int) -> Call:
+    return functools.partial(chosen.sum_groups, out, sources, (len(sources),), dtype, out.size, divisor, threads)
 
 
-def _verify(call: Callable[[], Array], out: Array, expected: Callable[[], Array]) -> None:
-    out.fill(0)
-    if call().tobytes() != expected().tobytes():
+def _stream_add(out: Array, left: Array, right: Array, past_caches: int) -> Call:
+    addresses = [ffi.from_buffer(ffi.typeof("float[]"), each) for each in (out, left, right)]
+    return functools.partial(lib.byteps_stream_add, *addresses, out.size, past_caches)
+
+
+def _stream_copy(out: Array, source: Array, past_caches: int) -> Call:
+    return functools.partial(
+        lib.byteps_stream_copy, ffi.from_buffer(out), ffi.from_buffer(source), out.nbytes, past_caches
+    )
+
+
+def _verify(call: Call, out: Array, expected: Array) -> None:
+    out.view(np.uint8).fill(0xA5)
+    call()
+    if not np.array_equal(out.view(np.uint8), expected.view(np.uint8)):
         raise SystemExit("the result is wrong, so its time means nothing")
 
 
-def _add_one_by_one(out: Array, sources: Sequence[Array]) -> None:
-    if len(sources) == 1:
-        np.copyto(out, sources[0])
-        return
-    np.add(sources[0], sources[1], out)
-    for each in sources[2:]:
-        np.add(out, each, out)
-
-
-def _shortest(call: Callable[[], object], seconds: float) -> float:
-    call()
-    best = float("inf")
-    end = time.perf_counter() + seconds
-    while best == float("inf") or time.perf_counter() < end:
-        begin = time.perf_counter()
+def _rounds(calls: dict[tuple[str, str], Call], seconds: float) -> dict[tuple[str, str], list[float]]:
+    """Times of each call, one of each a round; the first round is not counted."""
+    times: dict[tuple[str, str], list[float]] = {name: [] for name in calls}
+    for call in calls.values():
         call()
-        best = min(best, time.perf_counter() - begin)
-    return best
+    end = time.perf_counter() + seconds
+    while not next(iter(times.values())) or time.perf_counter() < end:
+        for name, call in calls.items():
+            begin = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - begin)
+    return times
+
+
+def _median_ratio(ours: Sequence[float], reference: Sequence[float]) -> float | None:
+    if not reference:
+        return None
+    return statistics.median(one / other for one, other in zip(ours, reference, strict=True))
+
+
+def _show(row: dict[str, Any]) -> None:
+    print(f"{row['kernel']:6}{row['dtype']:>10}{row['sources']:9}{row['bytes']:11}{row['threads']:9}", end="")
+    print(f"{row['gb_per_s']:8.1f}{row['share']:7.2f}  {row['reference']} {row['reference_gb_per_s']:.1f}", flush=True)
+
+
+def _acceptance(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What sums on one thread must reach: the largest, of 4 sources if that was measured, else of the most."""
+    sums = [row for row in rows if row["kernel"] == "sum" and row["threads"] == 1]
+    if not sums:
+        return {}
+    largest = max(row["bytes"] for row in sums)
+    counts = {row["sources"] for row in sums}
+    n_sources = 4 if 4 in counts else max(counts)
+    found = {row["dtype"]: row for row in sums if row["bytes"] == largest and row["sources"] == n_sources}
+    lines: dict[str, dict[str, Any]] = {}
+    for label, key, of, least in (
+        ("float32", "share", "STREAM-like add", 0.9),
+        ("float16", "share_of_float32", "float32 rate", 0.8),
+        ("bfloat16", "share_of_float32", "float32 rate", 0.8),
+    ):
+        if label in found and found[label][key] is not None:
+            share = found[label][key]
+            text = f"{label}, {n_sources} sources of {largest} bytes, 1 thread: {share:.2f} of the {of}, wanted {least}"
+            lines[label] = {"share": share, "wanted": least, "text": text}
+    return lines
+
+
+def _environment(chosen: NativeKernels) -> dict[str, Any]:
+    models = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    return {
+        "cpu": models[0] if models else platform.machine(),
+        "cores": os.cpu_count(),
+        "cores_allowed": len(os.sched_getaffinity(0)),
+        "load_average": os.getloadavg(),
+        "level": chosen.level,
+        "past_caches_from_bytes": lib.BYTEPS_PAST_CACHES,
+        "byteps_py": byteps_py.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "kernel": platform.release(),
+    }
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text(encoding="utf-8").splitlines()
 
 
 if __name__ == "__main__":

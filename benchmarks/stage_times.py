@@ -18,7 +18,7 @@ from pathlib import Path
 
 from byteps_py.tune import report
 
-WORKLOAD = Path(__file__).resolve().parent / "push_pull.py"
+WORKLOAD = Path(__file__).resolve().parent / "steps.py"
 CASES = {"large": ("--bytes", "4000000", "--tensors", "4"), "small": ("--bytes", "1000", "--tensors", "200")}
 """Words for the workload: 4 tensors of 4 MB, and 200 of 1 KB, a step."""
 

@@ -26,7 +26,7 @@ from byteps_py.tune import analysis, experiment, factors, journal, screen, table
 from byteps_py.tune.model import Factor
 from byteps_py.tune.results import Analysis, CellResult, Interval
 
-WORKLOAD = Path(__file__).resolve().parent / "push_pull.py"
+WORKLOAD = Path(__file__).resolve().parent / "steps.py"
 ACTIVE, PASSIVE = 0, 1
 """Cells of each experiment."""
 LEAST_GAIN, LEAST_LOW = 1.4, 1.2

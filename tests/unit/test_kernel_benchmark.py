@@ -1,8 +1,9 @@
-"""benchmarks/kernels.py runs, and refuses to time a wrong result."""
+"""benchmarks/kernels.py runs, says what its figures are shares of, and refuses to time a wrong result."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -10,6 +11,8 @@ import pytest
 
 from byteps_py.kernels.native import NativeKernels
 from byteps_py.types import DType
+
+TINY = ["--bytes", "4096", "--seconds", "0"]
 
 
 @pytest.fixture(scope="module")
@@ -23,23 +26,52 @@ def benchmark() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("kernels", ["native", "reference"])
-@pytest.mark.parametrize("sources", ["1", "3"])
-def test_it_prints_a_figure_for_every_type_and_thread_count(
-    benchmark: ModuleType, capsys: pytest.CaptureFixture[str], kernels: str, sources: str
+def test_it_prints_a_figure_for_every_kernel_type_and_number_of_sources_and_threads(
+    benchmark: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tiny = ["--bytes", "4096", "--seconds", "0", "--threads", "1", "2", "--divisor", "3"]
-    benchmark.main([*tiny, "--kernels", kernels, "--sources", sources])
+    benchmark.main([*TINY, "--sources", "1", "4", "--threads", "1", "2", "--divisor", "3", "--level", "baseline"])
     title, header, *rows = capsys.readouterr().out.splitlines()
-    assert f"{sources} sources of 4096 bytes" in title
-    assert header.split() == ["1", "threads", "2", "threads", "numpy"]
-    assert [row.split()[0] for row in rows] == [dtype.label for dtype in DType]
-    figures = [figure for row in rows for figure in row.split()[1:]]
-    assert figures.count("-") == 1, "NumPy has no bfloat16"
-    assert all(float(figure) >= 0 for figure in figures if figure != "-")
+    assert title.startswith("kernels: baseline; divisor 3;")
+    assert header.split() == ["kernel", "dtype", "sources", "bytes", "threads", "GB/s", "share", "of"]
+    figures, accepted = rows[:-3], rows[-3:]
+    kernels = [("copy", "bytes"), *(("sum", dtype.label) for dtype in DType)]
+    assert [tuple(row.split()[:2]) for row in figures] == kernels * 4
+    sums = {(row.split()[2], row.split()[4]) for row in figures if row.startswith("sum")}
+    assert sums == {("1", "1"), ("1", "2"), ("4", "1"), ("4", "2")}
+    assert all(float(row.split()[5]) > 0 and float(row.split()[6]) > 0 for row in figures)
+    assert [row.partition(":")[0] for row in accepted] == [
+        f"{label}, 4 sources of 4096 bytes, 1 thread" for label in ("float32", "float16", "bfloat16")
+    ]
+    assert [row.rpartition(" of the ")[2] for row in accepted] == [
+        "STREAM-like add, wanted 0.9",
+        "float32 rate, wanted 0.8",
+        "float32 rate, wanted 0.8",
+    ]
 
 
-def test_a_wrong_result_is_not_timed(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NativeKernels, "sum_groups", lambda *arguments: None)
+def test_the_figures_and_the_environment_go_to_a_file(benchmark: ModuleType, tmp_path: Path) -> None:
+    found = tmp_path / "kernels.json"
+    benchmark.main([*TINY, "--sources", "4", "--dtypes", "float32", "float16", "--json", str(found)])
+    report = json.loads(found.read_text(encoding="utf-8"))
+    assert report["environment"]["level"] == NativeKernels().level
+    assert {"cpu", "cores", "numpy", "python", "byteps_py"} <= report["environment"].keys()
+    assert report["settings"]["sources"] == [4]
+    assert [(row["kernel"], row["dtype"], row["sources"]) for row in report["rows"]] == [
+        ("copy", "bytes", 1),
+        ("sum", "float32", 4),
+        ("sum", "float16", 4),
+    ]
+    assert all(row["verified"] and row["bytes"] == 4096 and row["rounds"] >= 1 for row in report["rows"])
+    float16 = report["rows"][2]
+    assert report["acceptance"]["float16"]["share"] == float16["share_of_float32"]
+
+
+def test_the_share_is_the_median_of_rounds(benchmark: ModuleType) -> None:
+    assert benchmark._median_ratio([1.0, 8.0, 9.0], [2.0, 4.0, 3.0]) == 2.0
+
+
+@pytest.mark.parametrize("name", ["sum_groups", "copy"])
+def test_a_wrong_result_is_not_timed(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(NativeKernels, name, lambda *arguments: None)
     with pytest.raises(SystemExit, match="the result is wrong"):
-        benchmark.main(["--bytes", "64", "--seconds", "0", "--threads", "1"])
+        benchmark.main([*TINY, "--sources", "2"])
