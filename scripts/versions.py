@@ -46,8 +46,9 @@ _ASK = (
 _NOT_THERE = (
     *("network", "fault", "integration/test_addresses.py", "integration/test_running.py"),
     *("integration/test_ab.py", "integration/test_troubleshooting.py", "integration/test_waiting.py"),
+    *("integration/test_benchmarks*.py", "unit/test_benchmarks_*.py"),
 )
-"""Tests of what does not depend on Python: the system, the network, the clock, the documentation."""
+"""Tests of what does not depend on Python: the system, the network, the clock, the documentation, benchmarks."""
 _NOT_BETWEEN = ("fuzz", "contract/test_kernels.py", "integration/test_[!j]*.py")
 """Beyond those, tests that only the oldest and the newest Python run; of whole jobs, ``test_jobs.py`` is left."""
 _VERSIONS = "import importlib.metadata as m; print(' '.join(m.version(x) for x in ('numpy', 'pyzmq', 'msgspec')))"

@@ -15,7 +15,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "role", "version"),
     ("types",),
     ("variables",),
-    ("record_settings",),
+    ("record_settings", "network_settings"),
     ("completion",),
     ("settings",),
     ("known_names",),

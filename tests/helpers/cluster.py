@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -39,20 +39,23 @@ class Cluster:
         server_settings: dict[str, Any],
         network: Any,
         root_port: int,
+        sizes: Sequence[int],
     ) -> None:
         self.network = network
         self.statuses: dict[str, int] = {}
         self.aborts: list[BaseException] = []
         self.sessions: list[Session] = []
         self._threads: list[threading.Thread] = []
-        shared = {"num_worker": workers, "num_server": servers, "root_uri": "127.0.0.1", "root_port": root_port}
+        places = [(node, local, size) for node, size in enumerate(sizes) for local in range(size)]
+        shared = {"num_worker": len(sizes), "num_server": servers, "root_uri": "127.0.0.1", "root_port": root_port}
         self._start("scheduler", lambda: scheduler.run(SchedulerSettings(**shared), self.network.endpoint(b"s")))
         for index in range(servers):
             endpoint = self.network.endpoint(b"server-connection-%d" % index)
             chosen = ServerSettings(**shared, node_host="127.0.0.1", **server_settings)
             self._start(f"server {index}", lambda e=endpoint, c=chosen: server.run(c, e))  # type: ignore[misc]
         with ThreadPoolExecutor(workers) as pool:
-            joined = list(pool.map(lambda index: self._join(index, {**shared, **settings}), range(workers)))
+            chosen = {**shared, **settings}
+            joined = list(pool.map(lambda index: self._join(index, places[index], chosen), range(workers)))
         self.sessions = sorted(joined, key=lambda session: session.rank)
 
     def _start(self, name: str, run: Callable[[], int]) -> None:
@@ -62,10 +65,11 @@ class Cluster:
         self._threads.append(threading.Thread(target=body, name=name, daemon=True))
         self._threads[-1].start()
 
-    def _join(self, index: int, settings: dict[str, Any]) -> Session:
+    def _join(self, index: int, place: tuple[int, int, int], settings: dict[str, Any]) -> Session:
         incarnation = 1000 + index
         endpoint = self.network.endpoint(worker_identity(incarnation))
-        chosen = WorkerSettings(**settings, worker_id=index)
+        node, local_rank, local_size = place
+        chosen = WorkerSettings(**settings, worker_id=node, local_rank=local_rank, local_size=local_size)
         worker = Worker(chosen, endpoint, incarnation, kernels.select("native"), self.aborts.append)
         welcome = worker.start()
         return Session(worker, welcome.rank, len(welcome.participants))
@@ -87,6 +91,7 @@ def cluster(
     workers: int = 2,
     servers: int = 1,
     *,
+    sizes: Sequence[int] | None = None,
     server: dict[str, Any] | None = None,
     network: Any = None,
     root_port: int = 9,
@@ -94,9 +99,12 @@ def cluster(
 ) -> Iterator[Cluster]:
     """A job of ``workers`` and ``servers``, left in order at the end; ``settings`` are fields of WorkerSettings.
 
+    ``sizes`` are the numbers of workers on each node, by default one.
+
     ``network`` makes the endpoints, as LoopbackNetwork does, which is the default.
     """
-    made = Cluster(workers, servers, settings, server or {}, network or LoopbackNetwork(), root_port)
+    nodes = [1] * workers if sizes is None else sizes
+    made = Cluster(workers, servers, settings, server or {}, network or LoopbackNetwork(), root_port, nodes)
     try:
         yield made
     finally:

@@ -78,6 +78,7 @@ class FakeSession:
         self.size = self.local_size = job.size
         self.declared: list[list[TensorSpec]] = []
         self.submitted: list[Submitted] = []
+        self.arena: list[Array] = []
         self.steps = 0
 
     def declare(self, specs: Sequence[TensorSpec]) -> None:
@@ -109,6 +110,11 @@ class FakeSession:
         target = np.empty(spec.shape, spec.dtype.storage) if output is None else output
         claim = f"{operation.name} root {root} step {step}"
         return self._job.contribute(self.rank, spec, number, copied, target, operation, root, claim)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        made = np.full(shape, 7, dtype)
+        self.arena.append(made)
+        return made
 
     def barrier(self) -> None:
         self._job.barrier.wait(_DEADLINE_SECONDS)

@@ -123,19 +123,20 @@ def test_the_source_may_change_at_once_and_may_receive_the_result() -> None:
         job.each(run)
 
 
-def test_opposite_orders_with_the_smallest_window_do_not_deadlock() -> None:
+@pytest.mark.parametrize("count", [256, 32_768], ids=["light", "heavy"])
+def test_opposite_orders_with_the_smallest_window_do_not_deadlock(count: int) -> None:
     def run(session: Session) -> None:
         names = [f"layer{index}" for index in range(50)]
         if session.rank:
             names.reverse()
         pending = [
-            session.submit(TensorSpec(name, DType.FLOAT32, (256,)), np.ones(256, np.float32), None, SUM)
+            session.submit(TensorSpec(name, DType.FLOAT32, (count,)), np.ones(count, np.float32), None, SUM)
             for name in names
         ]
         for each in pending:
-            assert each.wait().tolist() == [2.0] * 256
+            assert (each.wait() == 2.0).all()
 
-    with cluster(2, 1, partition_bytes=1024, credit=1) as job:
+    with cluster(2, 1, partition_bytes=4 * count, credit=1) as job:
         job.each(run)
 
 

@@ -20,12 +20,13 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is no
 BOTH = [pytest.param("torch_digits.py", marks=needs_torch), "numpy_digits.py"]
 
 
-def launch(workers: int, servers: int, example: str, *arguments: str) -> dict[str, Any]:
+def launch(workers: int, servers: int, example: str, *arguments: str, transport: str = "auto") -> dict[str, Any]:
     """Run an example by bpslaunch; returns the object in the last line of worker 0."""
     command = [sys.executable, "-m", "byteps_py.launcher", "-n", str(workers)]
     command += ["-s", str(servers)] if servers else []
     command += ["--", sys.executable, str(EXAMPLES / example), "--seed", "1", *arguments]
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "BYTEPS_"))}
+    environ["BYTEPS_TRANSPORT"] = transport
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     (last,) = (line for line in done.stdout.splitlines() if line.startswith(("[worker 0] {", "{")))
@@ -40,6 +41,16 @@ def test_it_learns_and_the_bits_do_not_depend_on_the_servers(example: str) -> No
         assert each["accuracy"] >= 0.95
         assert each["steps"] == 5 * 44
         assert each["images_per_s"] > 0
+
+
+@needs_torch
+def test_the_bits_do_not_depend_on_the_transport_nor_on_where_gradients_live() -> None:
+    results = [
+        launch(2, 2, "torch_digits.py", "--epochs", "1", *arena, transport=transport)
+        for transport in ("tcp", "shm")
+        for arena in ([], ["--arena"])
+    ]
+    assert len({each["params_sha256"] for each in results}) == 1
 
 
 @pytest.mark.parametrize("example", BOTH)

@@ -88,6 +88,24 @@ def test_a_thousand_small_tensors_an_empty_one_and_all_dtypes(tmp_path: Path) ->
         assert made.output("worker1") == "done\n"
 
 
+CONNECTED = """
+import glob, pathlib, psutil
+process = psutil.Process()
+connections = getattr(process, 'net_connections', None) or process.connections
+assert len([each for each in connections() if each.status == 'ESTABLISHED']) == 2 * 3 + 1
+threads = [pathlib.Path(each).read_text().strip() for each in glob.glob('/proc/self/task/*/comm')]
+assert 'ZMQbg/IO/1' in threads, threads
+"""
+
+
+def test_several_connections_and_io_threads_change_no_bit(tmp_path: Path) -> None:
+    environ = {"BYTEPS_TRANSPORT": "tcp", "BYTEPS_TCP_CONNECTIONS": "3", "BYTEPS_IO_THREADS": "2"}
+    body = MANY.replace("print('done')", CONNECTED + "print('done')")
+    with running(tmp_path, body, servers=2, **environ) as made:
+        assert set(made.wait(60).values()) == {0}, made.everything()
+        assert made.output("worker1") == "done\n"
+
+
 GIGABYTE = """
 count = 250_000_000
 mine = np.arange(count, dtype=np.float32)

@@ -103,11 +103,11 @@ class Endpoint(ZmqEndpoint):
         super().__init__(identity)
         self._proxy = proxy
 
-    def connect(self, peer: bytes, address: str) -> None:
+    def connect(self, peer: bytes, address: str, identity: bytes = b"", connections: int = 1) -> None:
         if peer.startswith(b"server-"):
             self._proxy.target = int(address.rpartition(":")[2])
             address = self._proxy.address
-        super().connect(peer, address)
+        super().connect(peer, address, identity, connections)
 
 
 class Network:
@@ -145,8 +145,12 @@ def train(session: Session) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_sums_are_exact_while_all_connections_to_the_server_break_again_and_again(proxy: Proxy) -> None:
-    with cluster(2, 1, network=Network(proxy), root_port=free_port(), partition_bytes=1 << 18) as job:
+@pytest.mark.parametrize("connections", [1, 3])
+def test_sums_are_exact_while_all_connections_to_the_server_break_again_and_again(
+    proxy: Proxy, connections: int
+) -> None:
+    network, port = Network(proxy), free_port()
+    with cluster(2, 1, network=network, root_port=port, partition_bytes=1 << 18, tcp_connections=connections) as job:
         job.each(train)
         assert job.aborts == []
     assert proxy.cuts == CUTS

@@ -6,7 +6,9 @@ import gc
 import itertools
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
+import msgspec
 import pytest
 
 from byteps_py.core.aggregation import (
@@ -18,6 +20,7 @@ from byteps_py.core.aggregation import (
     OpenRound,
     Reject,
     Reply,
+    Result,
     Sum,
 )
 from byteps_py.errors import LocalProtocolError
@@ -53,8 +56,10 @@ def contribution(
     offset: int = 0,
     count: int = 10,
     want_result: bool = True,
+    borrowed: bool = False,
 ) -> Contribution:
-    return Contribution(participant, key, round, dtype, operation, root, step, offset, count, payload, want_result)
+    terms = (dtype, operation, root, step, offset, count)
+    return Contribution(participant, key, round, *terms, payload, want_result, borrowed)
 
 
 def reply(
@@ -267,6 +272,146 @@ class TestWithoutSum:
         aggregation = Aggregation(workers(0))
         for round in range(1, 4):
             assert aggregation.push(contribution(0, round))[1] == reply(0, round, "payload", 1)
+
+
+class TestBorrowed:
+    """What lies in a worker's memory never becomes a result: it is copied."""
+
+    @pytest.mark.parametrize("borrowed", [True, False])
+    def test_a_single_payload(self, borrowed: bool) -> None:
+        aggregation = pair()
+        aggregation.push(contribution(0, payload=None, borrowed=not borrowed))
+        actions = aggregation.push(contribution(1, payload="alone", borrowed=borrowed))
+        if borrowed:
+            assert the_sum(actions) == Sum(KEY, 1, DType.FLOAT32, SUM, 10, ("alone",), (1,), 1)
+            assert aggregation.summed(KEY, 1, "copy") == [
+                reply(rank, payload="copy", contributors=1) for rank in (0, 1)
+            ]
+        else:
+            assert actions[1] == reply(0, payload="alone", contributors=1)
+
+    @pytest.mark.parametrize("operation", [SUM, AVERAGE])
+    def test_of_the_only_worker(self, operation: Operation) -> None:
+        aggregation = Aggregation(workers(0))
+        actions = aggregation.push(contribution(0, payload="own", operation=operation, borrowed=True))
+        assert the_sum(actions) == Sum(KEY, 1, DType.FLOAT32, operation, 10, ("own",), (1,), 1)
+
+    @pytest.mark.parametrize("borrowed", [(True, False), (False, True)])
+    def test_a_broadcast(self, borrowed: tuple[bool, bool]) -> None:
+        aggregation = pair()
+        aggregation.push(contribution(0, payload="same", operation=BROADCAST, root=1, borrowed=borrowed[0]))
+        actions = aggregation.push(contribution(1, payload="same", operation=BROADCAST, root=1, borrowed=borrowed[1]))
+        if borrowed[1]:
+            assert the_sum(actions) == Sum(KEY, 1, DType.FLOAT32, BROADCAST, 10, ("same",), (1,), 1)
+            assert aggregation.summed(KEY, 1, "copy") == [
+                reply(rank, payload="copy", contributors=1, operation=BROADCAST, root=1) for rank in (0, 1)
+            ]
+        else:
+            assert actions[1] == reply(0, payload="same", contributors=1, operation=BROADCAST, root=1)
+
+    def test_mixed_with_others_it_is_a_source_like_any_other(self) -> None:
+        aggregation = pair()
+        aggregation.push(contribution(0, payload="lent", borrowed=True))
+        assert the_sum(aggregation.push(contribution(1, payload="own"))).sources == ("lent", "own")
+
+    def test_the_next_round_borrows_anew(self) -> None:
+        aggregation = Aggregation(workers(0))
+        aggregation.push(contribution(0, borrowed=True))
+        aggregation.summed(KEY, 1, "copy")
+        assert aggregation.push(contribution(0, 2, "own"))[1] == reply(0, 2, "own", 1)
+
+    def test_a_source_that_changed_meanwhile_ends_the_key(self) -> None:
+        aggregation = pair()
+        finish_round(aggregation)
+        aggregation.push(contribution(0, 2, borrowed=True))
+        aggregation.push(contribution(1, 2, borrowed=True))
+        reason = (
+            "worker 1 changed its contribution to round 2 while it was being summed; look for the first error that it "
+            "reported"
+        )
+        assert aggregation.changed(KEY, 2, 1) == [Reject(0, KEY, 2, reason), Reject(1, KEY, 2, reason)]
+        assert aggregation.push(contribution(0, 3)) == [Reject(0, KEY, 3, reason)]
+
+    def test_so_does_one_of_a_key_that_was_summed_elsewhere(self) -> None:
+        aggregation = pair()
+        told = aggregation.changed(KEY, 2, 1)
+        assert [(each.participant, each.key, each.round) for each in told] == [(0, KEY, 2), (1, KEY, 2)]
+        assert "worker 1 changed its contribution to round 2" in only_reject(aggregation.pull(0, KEY, 3)).reason
+
+    def test_only_what_is_being_summed_can_change(self) -> None:
+        aggregation = pair()
+        aggregation.push(contribution(0, borrowed=True))
+        with pytest.raises(LocalProtocolError, match="key 7, round 1"):
+            aggregation.changed(KEY, 1, 0)
+
+
+class TestAdoption:
+    """A key that was looked after elsewhere, and may be again."""
+
+    LAST = Result(4, (DType.FLOAT32, SUM, 0, 3, 0, 10), "result", 2)
+
+    def test_what_has_arrived_elsewhere_counts(self) -> None:
+        aggregation = pair()
+        aggregation.adopt(KEY, 5, [contribution(1, 5, "b", borrowed=True)], None)
+        assert aggregation.knows(KEY)
+        assert aggregation.missing(KEY) == (0,)
+        assert aggregation.push(contribution(1, 5, "again")) == [Accept(1, KEY, 5)]
+        assert the_sum(aggregation.push(contribution(0, 5, "a"))).sources == ("a", "b")
+        assert aggregation.summed(KEY, 5, "result") == [reply(0, 5), reply(1, 5)]
+
+    def test_its_terms_are_held_against_the_others(self) -> None:
+        aggregation = Aggregation(workers(0, 0, 0))
+        aggregation.adopt(KEY, 1, [contribution(2, step=8), contribution(0, step=8)], None)
+        told, *_ = aggregation.push(contribution(1, step=9))
+        assert isinstance(told, Reject)
+        assert "worker 1 pushes SUM of 10 float32 elements at step 9, worker 2 pushes" in told.reason
+
+    def test_what_is_borrowed_stays_so(self) -> None:
+        aggregation = pair()
+        aggregation.adopt(KEY, 1, [contribution(0, payload="lent", borrowed=True)], None)
+        assert the_sum(aggregation.push(contribution(1, payload=None))).sources == ("lent",)
+
+    def test_the_last_result_comes_along(self) -> None:
+        aggregation = pair()
+        aggregation.adopt(KEY, 5, [], self.LAST)
+        assert aggregation.pull(1, KEY, 4) == [reply(1, 4)]
+
+    def test_a_worker_that_leaves_afterwards(self) -> None:
+        aggregation = pair()
+        aggregation.adopt(KEY, 5, [contribution(0, 5)], None)
+        assert only_reject(aggregation.left(1)).departed == 1
+
+    def test_it_is_adopted_once(self) -> None:
+        aggregation = pair()
+        aggregation.push(contribution(0))
+        with pytest.raises(LocalProtocolError, match="key 7 cannot be adopted: its round 1 is open here"):
+            aggregation.adopt(KEY, 5, [], None)
+
+    def test_it_may_go_between_two_rounds(self) -> None:
+        aggregation = pair()
+        assert aggregation.release(KEY) is None
+        aggregation.push(contribution(0))
+        assert aggregation.release(KEY) is None
+        aggregation.push(contribution(1))
+        assert aggregation.release(KEY) is None
+        aggregation.summed(KEY, 1, "result")
+        terms = (DType.FLOAT32, SUM, 0, 3, 0, 10)
+        assert aggregation.release(KEY) == (2, Result(1, terms, "result", 2))
+        assert not aggregation.knows(KEY)
+        assert aggregation.release(KEY) is None
+
+    def test_a_rejected_key_stays(self) -> None:
+        aggregation = pair()
+        aggregation.push(contribution(0))
+        aggregation.push(contribution(1, step=4))
+        assert aggregation.release(KEY) is None
+        assert aggregation.knows(KEY)
+
+    def test_after_a_worker_has_left_every_key_stays(self) -> None:
+        aggregation = pair()
+        finish_round(aggregation)
+        aggregation.left(1)
+        assert aggregation.release(KEY) is None
 
 
 class TestAgain:
@@ -729,3 +874,111 @@ class TestMemory:
         for round in range(1, 1001):
             finish_round(aggregation, round)
         assert len(aggregation._keys) == 1
+
+
+class TestPartials:
+    """Contributions that stand for a whole node: ranks 0 and 1 are on node 0, 2 and 3 on node 1, 4 alone on node 2."""
+
+    @staticmethod
+    def three_nodes() -> Aggregation:
+        return Aggregation(workers(0, 0, 1, 1, 2))
+
+    @staticmethod
+    def partial(participant: int, contributors: int, payload: object | None = "sum", **fields: Any) -> Contribution:
+        return msgspec.structs.replace(contribution(participant, payload=payload, **fields), partial=1 + contributors)
+
+    def test_it_counts_for_all_of_the_node_and_its_sender_alone_is_answered(self) -> None:
+        aggregation = self.three_nodes()
+        assert aggregation.push(self.partial(1, 2, "a")) == [Accept(1, KEY, 1)]
+        assert aggregation.missing(KEY) == (2, 3, 4)
+        aggregation.push(contribution(4, payload="e"))
+        aggregation.push(contribution(2, payload="c"))
+        actions = aggregation.push(contribution(3, payload="d"))
+        assert actions[1:] == [Sum(KEY, 1, DType.FLOAT32, SUM, 10, ("a", "c", "d", "e"), (1, 2, 1), 1)]
+        replies = [reply(rank, contributors=5) for rank in (1, 2, 3, 4)]
+        assert aggregation.summed(KEY, 1, "result") == replies
+
+    def test_an_average_is_divided_by_the_number_of_workers(self) -> None:
+        aggregation = self.three_nodes()
+        for rank in (0, 2, 4):
+            actions = aggregation.push(self.partial(rank, 1, operation=AVERAGE))
+        assert the_sum(actions).divisor == 5
+
+    def test_sums_of_several_16_bit_floats_are_wide(self) -> None:
+        aggregation = self.three_nodes()
+        aggregation.push(self.partial(0, 2, "a", dtype=DType.FLOAT16))
+        aggregation.push(self.partial(2, 1, "c", dtype=DType.FLOAT16))
+        actions = aggregation.push(contribution(4, payload="e", dtype=DType.FLOAT16))
+        assert the_sum(actions).wide == (0,)
+
+    def test_a_wide_sum_that_is_alone_must_be_rounded(self) -> None:
+        aggregation = self.three_nodes()
+        aggregation.push(self.partial(0, 2, "a", dtype=DType.BFLOAT16))
+        aggregation.push(self.partial(3, 0, None, dtype=DType.BFLOAT16))
+        actions = aggregation.push(contribution(4, payload=None, dtype=DType.BFLOAT16))
+        found = the_sum(actions)
+        assert (found.sources, found.groups, found.divisor, found.wide) == (("a",), (1,), 1, (0,))
+
+    def test_a_broadcast_takes_the_partial_of_the_roots_node(self) -> None:
+        aggregation = self.three_nodes()
+        aggregation.push(self.partial(0, 0, None, operation=BROADCAST, root=3))
+        aggregation.push(self.partial(2, 1, "root's", operation=BROADCAST, root=3))
+        actions = aggregation.push(contribution(4, payload=None, operation=BROADCAST, root=3))
+        replies = [reply(rank, payload="root's", contributors=1, operation=BROADCAST, root=3) for rank in (0, 2, 4)]
+        assert actions == [Accept(4, KEY, 1), *replies]
+
+    def test_all_are_absent(self) -> None:
+        aggregation = self.three_nodes()
+        aggregation.push(self.partial(0, 0, None))
+        aggregation.push(self.partial(2, 0, None))
+        actions = aggregation.push(contribution(4, payload=None))
+        assert actions[1:] == [reply(rank, payload=None, contributors=0) for rank in (0, 2, 4)]
+
+    def test_it_counts_once(self) -> None:
+        aggregation = self.three_nodes()
+        for _ in range(2):
+            assert aggregation.push(self.partial(0, 2)) == [Accept(0, KEY, 1)]
+        assert aggregation.pull(0, KEY, 1) == [Accept(0, KEY, 1)]
+        assert aggregation.missing(KEY) == (2, 3, 4)
+
+    @pytest.mark.parametrize("first_alone", [True, False])
+    def test_a_worker_that_pushes_by_itself_too_is_a_disagreement(self, first_alone: bool) -> None:
+        aggregation = self.three_nodes()
+        aggregation.push(contribution(4))
+        contributions = [contribution(1), self.partial(0, 2)]
+        if not first_alone:
+            contributions.reverse()
+        aggregation.push(contributions[0])
+        rejects = aggregation.push(contributions[1])
+        assert [each.participant for each in rejects if isinstance(each, Reject)] == [0, 1, 4]
+        assert "BYTEPS_LOCAL_REDUCE and BYTEPS_TRANSPORT must be equal in all processes of a machine" in str(rejects)
+
+    def test_two_of_a_node_that_both_push_its_sum_disagree(self) -> None:
+        aggregation = self.three_nodes()
+        aggregation.push(self.partial(0, 2))
+        rejects = aggregation.push(self.partial(1, 2))
+        assert [each.participant for each in rejects if isinstance(each, Reject)] == [0, 1]
+        assert "worker 0 has pushed the sum of all workers of its machine, of whom worker 1 pushes" in str(rejects)
+
+    def test_it_must_agree_as_any_other(self) -> None:
+        aggregation = self.three_nodes()
+        aggregation.push(self.partial(0, 2))
+        rejects = aggregation.push(contribution(2, step=4))
+        assert [each.participant for each in rejects if isinstance(each, Reject)] == [0, 2]
+
+    def test_one_of_the_node_may_leave_when_it_is_here(self) -> None:
+        aggregation = self.three_nodes()
+        aggregation.push(self.partial(0, 2))
+        assert aggregation.left(1) == []
+        (told,) = aggregation.left(3)
+        assert isinstance(told, Reject)
+        assert (told.participant, told.departed) == (0, 3)
+
+    def test_the_next_round_may_come_in_another_way(self) -> None:
+        aggregation = self.three_nodes()
+        for rank in (0, 2, 4):
+            aggregation.push(self.partial(rank, 1))
+        aggregation.summed(KEY, 1, "result")
+        for rank in range(5):
+            actions = aggregation.push(contribution(rank, 2))
+        assert the_sum(actions).groups == (2, 2, 1)

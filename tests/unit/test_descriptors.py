@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import subprocess
+import sys
 
 import pytest
 
 from byteps_py.errors import TransportError
-from byteps_py.transport.descriptors import need, raise_limit
+from byteps_py.transport.descriptors import context, need, raise_limit
 
 UNLIMITED = resource.RLIM_INFINITY
 
@@ -46,6 +48,23 @@ def test_too_few_are_named_with_the_limit(process: Limits) -> None:
         "the limit of open files is too low: 20 are open, 45 more are needed, and `ulimit -n` is 64: raise it where "
         "this job is started"
     )
+
+
+def test_each_further_io_thread_counts() -> None:
+    """As many as libzmq opens, looked at in a process of its own."""
+    script = """
+import os, sys, zmq
+count = lambda: len(os.listdir("/proc/self/fd"))
+before = count()
+context = zmq.Context(int(sys.argv[1]))
+opened = context.socket(zmq.DEALER)
+print(count() - before)
+"""
+    opened = [
+        int(subprocess.run([sys.executable, "-c", script, each], capture_output=True, text=True, check=True).stdout)
+        for each in ("1", "4")
+    ]
+    assert context(4) - context(1) == opened[1] - opened[0]
 
 
 @pytest.mark.parametrize("hard", [65, UNLIMITED])

@@ -15,6 +15,7 @@ from byteps_py.roles.exchange import Exchange
 from byteps_py.roles.pending import Pending
 from byteps_py.roles.tensors import Tensor, TensorOperation
 from byteps_py.settings import WorkerSettings
+from byteps_py.transport.base import Message
 from byteps_py.transport.loopback import LoopbackEndpoint, LoopbackNetwork
 from byteps_py.types import DType, Operation, Participant, Partition, ServerInfo, TensorSpec, make_key
 from byteps_py.wire.control import Placement, Welcome
@@ -65,7 +66,8 @@ class Bench:
 
     def answer(self, now: float, opcode: Opcode, tensor: int, partition: int, payload: bytes, **fields: object) -> None:
         header = SERVER.header(opcode, make_key(tensor, partition), 1, length=len(payload), **fields)
-        self.exchange.receive(now, b"server-0", [memoryview(encode(header)), memoryview(bytearray(payload))])
+        frames = [memoryview(encode(header)), memoryview(bytearray(payload))]
+        self.exchange.receive(now, Message(b"server-0", frames))
 
     def result(self, now: float, tensor: int, partition: int) -> None:
         fields = {"dtype": DType.UINT8, "offset": partition * PARTITION, "count": PARTITION, "detail": 2}

@@ -59,3 +59,21 @@ def test_before_the_job_is_complete_the_place_is_given_back() -> None:
     assert not leaving.may_end(10.0, "")
     assert sent == [Bye("gave init() up")]
     assert leaving.may_end(10.0 + WITHDRAW_SECONDS, "")
+
+
+def test_who_serves_the_machine_stays_for_as_long_as_it_takes() -> None:
+    leaving, sent = goodbye()
+    for now in (10.0, 13.0, 16.0, 19.0):
+        assert not leaving.may_end(now, "others wait", serves=True)
+    assert sent == []
+    assert not leaving.may_end(19.1, "")
+    assert sent == [Bye()]
+    with pytest.raises(TransportTimeout, match="nobody answered"):
+        leaving.may_end(19.0 + LEAVE_SECONDS, "")
+
+
+def test_whoever_dies_of_an_error_serves_nobody() -> None:
+    leaving, sent = goodbye("ValueError: x")
+    assert not leaving.may_end(10.0, "others wait", serves=True)
+    assert sent == [Bye("ValueError: x")]
+    assert leaving.may_end(10.0 + LEAVE_SECONDS, "others wait", serves=True)

@@ -31,7 +31,10 @@ def test_each_reason_speaks_of_names_that_are_read() -> None:
             "PS_HEARTBEAT_TIMEOUT=60 has no effect here: signs of life are always sent; BYTEPS_LOST_TIMEOUT says how "
             "long a process may be silent",
         ),
-        ({"DMLC_ENABLE_RDMA": "ibverbs"}, "DMLC_ENABLE_RDMA=ibverbs has no effect here: TCP is the only transport"),
+        (
+            {"DMLC_ENABLE_RDMA": "ibverbs"},
+            "DMLC_ENABLE_RDMA=ibverbs has no effect here: between hosts TCP is the only transport",
+        ),
         (
             {"BYTEPS_TRACE_ON": "1", "BYTEPS_TRACE_DIR": "/data", "BYTEPS_TRACE_END_STEP": "20"},
             "BYTEPS_TRACE_DIR=/data, BYTEPS_TRACE_ON=1 have no effect here: no timeline is written yet",

@@ -30,6 +30,15 @@ def test_in_place_and_into_an_output() -> None:
     assert worker.submit(SPEC, source, output, Operation.SUM).wait().tolist() == [[1, 1], [1, 1]]
 
 
+@pytest.mark.parametrize("dtype", list(DType))
+def test_an_array_for_contributions(dtype: DType) -> None:
+    worker = LocalWorker()
+    array = worker.empty((2, 3), dtype.storage)
+    assert (array.shape, array.dtype, array.flags.c_contiguous) == ((2, 3), dtype.storage, True)
+    array.fill(7)
+    assert worker.submit(TensorSpec("w", dtype, (2, 3)), array, array, Operation.SUM).wait() is array
+
+
 def test_absent_is_zero() -> None:
     output = np.ones((2, 2), np.float32)
     pending = LocalWorker().submit(SPEC, None, output, Operation.AVERAGE)

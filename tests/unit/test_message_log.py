@@ -7,10 +7,12 @@ import logging
 import pytest
 
 from byteps_py.roles.message_log import describe, log_messages
+from byteps_py.transport.base import Message
 from byteps_py.transport.loopback import LoopbackNetwork
 from byteps_py.types import make_key
 from byteps_py.wire.control import Heartbeat, encode_control
 from byteps_py.wire.header import Header, Opcode, encode
+from tests.helpers.messages import BUNDLES
 
 HEARTBEAT = encode_control(Heartbeat())
 PUSH = encode(
@@ -18,11 +20,19 @@ PUSH = encode(
 )
 
 
+def many(name: str) -> list[bytes]:
+    header, table, payload = BUNDLES[name]
+    return [encode(header), table, payload]
+
+
 @pytest.mark.parametrize(
     ("frames", "text"),
     [
         ([HEARTBEAT], f"Heartbeat, {len(HEARTBEAT)} bytes"),
         ([PUSH, memoryview(bytes(8))], "PUSH of tensor 3, partition 1, round 7, 8 bytes"),
+        (many("push-many"), "PUSH_MANY of 2 tensors, number 17, 8 bytes"),
+        (many("result-many"), "RESULT_MANY of 2 tensors, 16 bytes"),
+        (many("push-many")[:2], "an unreadable message, 168 bytes"),
         ([PUSH], f"an unreadable message, {len(PUSH)} bytes"),
         ([b"\xff\xff"], "an unreadable message, 2 bytes"),
         ([b"", b"", b""], "an unreadable message, 0 bytes"),
@@ -61,3 +71,22 @@ def test_nothing_stands_between_without_debug_lines() -> None:
     log.setLevel(logging.INFO)
     endpoint = LoopbackNetwork().endpoint(b"server")
     assert log_messages(endpoint, log) is endpoint
+
+
+def test_what_has_to_do_with_lanes_is_passed_on(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("byteps_py.test_message_log")
+    caplog.set_level(logging.DEBUG, logger=log.name)
+    own = LoopbackNetwork().endpoint(b"worker")
+    endpoint = log_messages(own, log)
+    arrived = Message(b"server-0", [memoryview(HEARTBEAT)])
+    own.receive_lanes = lambda: [arrived]  # type: ignore[method-assign]
+    assert endpoint.receive_lanes() == [arrived]
+    assert caplog.messages == [f"from server-0: Heartbeat, {len(HEARTBEAT)} bytes"]
+    assert endpoint.allocate(100).nbytes == 100
+    endpoint.renew(endpoint.allocate(1))
+    endpoint.wake_lanes()
+    assert endpoint.wait_lanes(10) is True
+    assert endpoint.is_lane(b"server-0") is False
+    endpoint.hold_lanes()
+    endpoint.resume_lanes()
+    endpoint.close()

@@ -475,3 +475,18 @@ def act(line: Pipeline, chance: random.Random, sent: list[Start]) -> list[Start]
     if chance.random() < 0.9:
         return line.finished(start.key, start.round)[1]
     return line.failed(start.key, start.round)[1]
+
+
+def test_the_partitions_of_an_operation_without_a_result() -> None:
+    made = pipeline(window_bytes=8)
+    first, second = partitions(1, 2, 2, 2), partitions(2, 2)
+    made.submit(1, 1, first, 4, 0, False)
+    made.submit(2, 1, first, 4, 0, False)
+    made.submit(3, 2, second, 4, 0, False)
+    assert made.unfinished(1) == list(first)
+    assert made.unfinished(2) == list(first)
+    made.finished(first[0].key, 1)
+    assert made.unfinished(1) == list(first[1:])
+    made.finished(first[1].key, 1)
+    assert made.unfinished(1) == [first[2]]
+    assert made.unfinished(3) == list(second)

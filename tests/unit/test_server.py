@@ -7,17 +7,19 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from byteps_py.errors import JobAborted, SettingsError
-from byteps_py.roles.envelope import Envelope, open_frames
+from byteps_py.roles.envelope import Envelope, open_bundle, open_frames
 from byteps_py.roles.member import worker_identity
 from byteps_py.roles.server import Server
 from byteps_py.settings import ServerSettings
 from byteps_py.telemetry.recorder import prepare
 from byteps_py.transport.loopback import LoopbackEndpoint, LoopbackNetwork
 from byteps_py.types import DType, Participant, Role, ServerInfo
+from byteps_py.wire.bundle import ENTRY
 from byteps_py.wire.control import (
     Abort,
     ControlMessage,
@@ -32,6 +34,7 @@ from byteps_py.wire.control import (
     encode_control,
 )
 from byteps_py.wire.header import ACCEPT_ENTRY, RANK_ENTRY, Flag, Header, Opcode, encode
+from tests.helpers.messages import BUNDLES
 
 JOB = 77
 PARTICIPANTS = tuple(Participant(rank, rank, 0, 1, "host", 100 + rank, 500 + rank) for rank in range(2))
@@ -164,6 +167,7 @@ def test_without_stage_times_nothing_is_counted() -> None:
     stage.push(1, 1, 2)
     stage.step()
     assert set(stages(stage).values()) == {(0, 0.0)}
+    assert stage.server._engine is not None
     assert stage.server._engine.times == ()
     stage.server.close()
 
@@ -183,6 +187,52 @@ def test_its_record_begins_with_the_job_and_ends_with_it(tmp_path: Path) -> None
     assert (start["team"], start["engines"], start["num_worker"], start["num_server"]) == (1, 2, 2, 1)
     assert samples[0]["stages"]["held"][0] == 0
     assert samples[-1]["stages"]["held"][0] == 2
+
+
+def test_the_share_of_the_cores_is_known_with_the_welcome(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    stage = Stage(engine_threads=2)
+    servers = tuple(ServerInfo(rank, "tcp://127.0.0.1:1", "host", 1, 600 + rank) for rank in range(2))
+    assert stage.server._engine is None
+    stage.control(Welcome(job=JOB, epoch=1, rank=1, participants=PARTICIPANTS, servers=servers))
+    assert stage.server._engine is not None
+    assert stage.server._engine.team == 2
+    stage.server.close()
+    assert "threads that sum" not in caplog.text
+
+
+def test_bundles_come_to_the_rounds(stage: Stage) -> None:
+    stage.welcome()
+    header, table, payload = BUNDLES["push-many"]
+    for rank in (0, 1):
+        own = msgspec.structs.replace(header, sender=rank, job=JOB, incarnation=500 + rank, epoch=1)
+        entries = np.frombuffer(table, ENTRY).copy()
+        entries["round"] = 1
+        stage.workers[rank].send(b"server", [encode(own), entries.tobytes(), payload])
+        stage.workers[rank].send(b"server", [encode(own), entries.tobytes()[1:], payload])
+    stage.step()
+    for rank in (0, 1):
+        (message,) = stage.workers[rank].receive(0)
+        answer, found, elements = open_bundle(message.frames)
+        assert (answer.opcode, answer.detail, answer.sender) == (Opcode.RESULT_MANY, 2, 0)
+        assert np.frombuffer(found, ENTRY)["root"].tolist() == [2, 0]
+        assert np.frombuffer(elements, np.float32).tolist() == [1.0, -2.5]
+
+
+def test_a_bundle_that_comes_before_the_welcome_is_kept(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("byteps_py.roles.server._ACCEPT_SECONDS", 0.0)
+    header, table, payload = BUNDLES["push-many"]
+    own = msgspec.structs.replace(header, sender=0, job=JOB, incarnation=500, epoch=1)
+    entries = np.frombuffer(table, ENTRY).copy()
+    entries["round"] = 1
+    stage.workers[0].send(b"server", [encode(own), entries.tobytes(), payload])
+    stage.step()
+    stage.welcome()
+    ((answer, accepts),) = stage.received(0)
+    assert answer.opcode is Opcode.ACCEPT
+    assert list(ACCEPT_ENTRY.iter_unpack(accepts)) == [(2**64 - 1, 17)]
 
 
 def test_many_acceptances_travel_in_one_message(stage: Stage) -> None:

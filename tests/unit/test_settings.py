@@ -57,7 +57,8 @@ class TestRead:
         worker = read(WorkerSettings, JOB)
         assert worker.worker_id is None
         assert (worker.local_rank, worker.local_size) == (0, 1)
-        assert worker.partition_bytes == 4096000
+        assert worker.partition_bytes == 4194304
+        assert (worker.tcp_connections, worker.io_threads) == (1, 1)
         assert worker.credit == 4
         assert worker.kernels == "native"
         assert worker.job_id == "0"
@@ -192,6 +193,11 @@ class TestPrecedence:
         lists = read(WorkerSettings, JOB | {"BYTEPS_VISIBLE_CPU_CORES": "0-2,8:4"}).visible_cores
         assert lists == (frozenset({0, 1, 2, 8}), frozenset({4}))
 
+    def test_connections_and_io_threads(self) -> None:
+        environ = JOB | {"BYTEPS_TCP_CONNECTIONS": "16", "BYTEPS_IO_THREADS": "2"}
+        worker, server = read(WorkerSettings, environ), read(ServerSettings, environ)
+        assert (worker.tcp_connections, worker.io_threads, server.io_threads) == (16, 2, 2)
+
 
 class TestProblems:
     def test_a_word_instead_of_a_number(self) -> None:
@@ -268,6 +274,10 @@ class TestProblems:
             ("BYTEPS_AB_STEPS", "all"),
             ("BYTEPS_AB_RECORD", "x" * 4096),
             ("BYTEPS_STAGE_TIMES", "2"),
+            ("BYTEPS_TCP_CONNECTIONS", "0"),
+            ("BYTEPS_TCP_CONNECTIONS", "17"),
+            ("BYTEPS_IO_THREADS", "0"),
+            ("BYTEPS_IO_THREADS", "17"),
             ("OMP_NUM_THREADS", "0"),
             ("OMP_NUM_THREADS", "many"),
             ("OMP_WAIT_POLICY", "eager"),

@@ -131,6 +131,15 @@ class TestServer:
         held.arrived(5, 2, 1, 16.0)
         assert server_stages(held, [])["wait for others"] == pytest.approx((4, 4.0))
 
+    def test_a_bundle_counts_as_one(self, clock: Callable[[float], None]) -> None:
+        held = Held(2)
+        held.bundle_accepted(10.0, 10.5)
+        clock(14.0)
+        held.bundles_replied([(10.0, True), (12.0, False)], 12.0)
+        found = server_stages(held, [])
+        assert (found["accept"], found["wait for others"]) == ((1, 0.5), (2, 2.0))
+        assert (found["held"], found["direct"]) == ((2, 6.0), (1, 2.0))
+
     def test_a_round_that_was_given_up_is_forgotten(self) -> None:
         held = Held(2)
         held.arrived(5, 1, 0, 10.0)

@@ -48,6 +48,29 @@ class TestPartitions:
         placement = declare_one(TensorTable(1, partition_bytes=8), spec("w", 2, 2))
         assert [(p.offset, p.count) for p in placement.partitions] == [(0, 2), (2, 2)]
 
+    @pytest.mark.parametrize(
+        ("elements", "partition_bytes", "counts"),
+        [
+            (1 << 20, 4_096_000, [1 << 19] * 2),
+            (3 << 20, 4_096_000, [786_432] * 4),
+            (1_024_000, 4_096_000, [1_024_000]),
+            (1_024_001, 4_096_000, [513_024, 510_977]),  # 501 and 500 grains, of which the last one is not full
+            (2_500_000, 4_096_000, [833_536, 833_536, 832_928]),
+            (1 << 18, 400_000, [88_064, 87_040, 87_040]),
+        ],
+    )
+    def test_of_equal_size(self, elements: int, partition_bytes: int, counts: list[int]) -> None:
+        placement = declare_one(TensorTable(2, partition_bytes), spec("w", elements))
+        assert [p.count for p in placement.partitions] == counts
+        assert {p.offset % 1024 for p in placement.partitions} == {0}
+
+    def test_the_grain_is_halved_where_the_setting_asks_for_it(self) -> None:
+        placement = declare_one(TensorTable(2, 4000), spec("w", 1 << 20))
+        counts = [p.count for p in placement.partitions]
+        assert len(counts) == 1049
+        assert max(counts) == 1000
+        assert {p.offset % 8 for p in placement.partitions} == {0}
+
     def test_at_least_one_element(self) -> None:
         placement = declare_one(TensorTable(1, partition_bytes=3), spec("w", 2, dtype=DType.INT64))
         assert [(p.offset, p.count) for p in placement.partitions] == [(0, 1), (1, 1)]
@@ -209,8 +232,19 @@ def test_partitions_cover_every_element_once(
                 end += partition.count
                 seen.add(partition.key)
             assert end == each.count
-            assert placement.partitions
+            most = max(1, partition_bytes // each.dtype.itemsize)
+            assert len(placement.partitions) == max(1, -(-each.count // most))
     assert len({split_key(key)[0] for key in seen}) == sum(len(batch) for batch in batches)
+
+
+@given(st.integers(1, 1 << 22), st.sampled_from(DType), st.integers(1024, 1 << 22))
+def test_partitions_of_a_tensor_differ_by_little(elements: int, dtype: DType, partition_bytes: int) -> None:
+    (placement,), _ = TensorTable(2, partition_bytes).declare(0, [spec("w", elements, dtype=dtype)])
+    counts = [p.count for p in placement.partitions]
+    assert sum(counts) == elements
+    assert max(counts) * dtype.itemsize <= partition_bytes
+    assert counts[:-1] == sorted(counts[:-1], reverse=True)
+    assert max(counts) - min(counts) < 2 * tensor_table._GRAIN
 
 
 @given(st.lists(st.integers(0, 5_000_000), min_size=1, max_size=60), st.integers(1, 8), st.integers(64, 4_096_000))

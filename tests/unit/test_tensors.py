@@ -9,9 +9,11 @@ from byteps_py import kernels
 from byteps_py.errors import AgreementError
 from byteps_py.roles.pending import Pending
 from byteps_py.roles.tensors import Tensor, TensorOperation
+from byteps_py.transport.loopback import LoopbackNetwork
 from byteps_py.types import DType, Operation, TensorSpec
 
 KERNELS = kernels.select("reference")
+ENDPOINT = LoopbackNetwork().endpoint(b"me")
 
 
 def tensor(count: int = 4) -> Tensor:
@@ -20,19 +22,19 @@ def tensor(count: int = 4) -> Tensor:
 
 def test_staged_bytes_are_a_copy() -> None:
     source = np.arange(4, dtype=np.float32)
-    buffer = tensor().stage(source, KERNELS, 1)
+    buffer = tensor().stage(source, ENDPOINT, KERNELS, 1)
     source.fill(0)
     assert buffer.view(np.float32).tolist() == [0, 1, 2, 3]
-    assert tensor(0).stage(np.empty(0, np.float32), KERNELS, 1).nbytes == 0
+    assert tensor(0).stage(np.empty(0, np.float32), ENDPOINT, KERNELS, 1).nbytes == 0
 
 
 def test_buffers_are_used_again_and_few_are_kept() -> None:
     mine, source = tensor(), np.zeros(4, np.float32)
-    buffers = [mine.stage(source, KERNELS, 1) for _ in range(3)]
+    buffers = [mine.stage(source, ENDPOINT, KERNELS, 1) for _ in range(3)]
     assert len({each.ctypes.data for each in buffers}) == 3
     for each in buffers:
         mine.recycle(each)
-    again = [mine.stage(source, KERNELS, 1) for _ in range(3)]
+    again = [mine.stage(source, ENDPOINT, KERNELS, 1) for _ in range(3)]
     reused = {each.ctypes.data for each in again} & {each.ctypes.data for each in buffers[1:]}
     assert len(reused) == 2
 

@@ -12,18 +12,20 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 
 from byteps_py import kernels
 from byteps_py.errors import AgreementError, BytePSError, JobAborted, JobRefused, NotInitializedError, TransportTimeout
-from byteps_py.roles.envelope import Envelope, open_frames
+from byteps_py.roles.envelope import Envelope, open_bundle, open_frames
 from byteps_py.roles.pending import Pending
 from byteps_py.roles.worker import Worker
 from byteps_py.settings import WorkerSettings
 from byteps_py.transport.base import Message
 from byteps_py.transport.loopback import LoopbackNetwork
 from byteps_py.types import DType, Operation, Participant, Partition, ServerInfo, TensorSpec, make_key
+from byteps_py.wire.bundle import ENTRY
 from byteps_py.wire.control import (
     Abort,
     Barrier,
@@ -177,9 +179,11 @@ def test_a_tensor_is_declared_pushed_and_pulled(stage: Stage) -> None:
     stage.result(header, 5, 6, 7)
     assert pending.wait().tolist() == [5, 6, 7]
     again = stage.submit(1, 1, 1)
-    header, _ = stage.data()
-    assert header.round == 2
-    stage.result(header, 0, 0, 0)
+    (message,) = stage.server.receive(10)
+    _, table, payload = open_bundle(message.frames)  # now its placement is known, it may travel with others
+    assert np.frombuffer(table, ENTRY)[["key", "round"]].tolist() == [(make_key(4, 0), 2)]
+    assert np.frombuffer(payload, np.float32, 3).tolist() == [1, 1, 1]
+    stage.result(msgspec.structs.replace(header, round=2), 0, 0, 0)
     again.wait()
 
 
@@ -350,7 +354,7 @@ def test_the_scheduler_names_who_is_missing_at_a_barrier(
 
 
 def test_a_result_that_never_comes_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("byteps_py.roles.exchange._FIRST_REPORT_SECONDS", 0.1)
+    monkeypatch.setattr("byteps_py.roles.stall._FIRST_REPORT_SECONDS", 0.1)
     stage = Stage(stall_timeout=0.3)
     stage.join()
     pending = stage.submit(1, 2, 3)
