@@ -24,7 +24,8 @@ from byteps_py.roles.exchange import Exchange
 from byteps_py.roles.lane_keeper import LOOK_SECONDS, LaneKeeper
 from byteps_py.roles.light import Light
 from byteps_py.roles.pending import Pending
-from byteps_py.roles.tensors import Tensor, TensorOperation, check_spec, check_unchanged
+from byteps_py.roles.tensor_book import TensorBook
+from byteps_py.roles.tensors import Tensor, TensorOperation
 from byteps_py.telemetry.stages import WorkerTimes
 from byteps_py.transport.base import Endpoint, Message
 from byteps_py.types import Operation, TensorSpec
@@ -47,59 +48,40 @@ class Calls:
         exchange: None before the job is complete.
         ended: why nothing more can be done; None while it can.
         broken: what has left a part of the work half-done, upon which the worker's thread ends the job.
-        undeclared: tensors whose placement the worker's thread must ask for.
     """
 
     def __init__(self, endpoint: Endpoint, kernels: Kernels, threads: int, times: WorkerTimes | None) -> None:
         self.lock = threading.RLock()
         self.exchange: Exchange | None = None
         self.ended: BaseException | None = None
-        self.undeclared: list[Tensor] = []
         self._endpoint = endpoint
         self._kernels = kernels
         self._threads = threads
         self._times = times
-        self._tensors: dict[str, Tensor] = {}
-        self._conflicts: dict[str, AgreementError] = {}
+        self._book = TensorBook(self.lock)
         self._light: Light | None = None
         self._keeper = LaneKeeper(endpoint)
         self.broken: BaseException | None = None
+        self._is_over = False
         self._pid = os.getpid()
 
     @property
     def waiting(self) -> bool:
         """Whether operations wait for the placement of their tensors."""
-        return any(each.waiting for each in self._tensors.values())
-
-    def tensor(self, spec: TensorSpec) -> Tensor:
-        """The tensor that is called so.
-
-        Raises:
-            UnsupportedError, AgreementError: the name or shape is impossible, or it was another one before.
-        """
-        tensor = self._tensors.get(spec.name)
-        if tensor is None:
-            check_spec(spec)
-            with self.lock:
-                tensor = self._tensors.setdefault(spec.name, Tensor(spec))
-                conflict = self._conflicts.get(spec.name)
-                if conflict is not None:
-                    tensor.refuse(conflict)
-        if tensor.spec is not spec:
-            check_unchanged(tensor.spec, spec)
-        return tensor
+        return any(each.waiting for each in self._book.all())
 
     def declare(self, specs: Sequence[TensorSpec]) -> list[Tensor]:
         """Have the placements of tensors asked for; returns the tensors, to wait for.
 
         Raises:
-            AgreementError: as :meth:`tensor`.
+            AgreementError: a name was another tensor before.
             BytePSError: the job has ended.
         """
-        tensors = [self.tensor(each) for each in specs]
+        self._check_process()
+        tensors = [self._book.tensor(each) for each in specs]
         with self.lock:
             self._check_life()
-            self._want(tensors)
+            self._book.want(tensors)
         self._endpoint.wake()
         return tensors
 
@@ -115,9 +97,10 @@ class Calls:
         step: int = 0,
     ) -> Pending:
         """Start one operation; see :meth:`byteps_py.session.Session.submit`."""
-        tensor = self._tensors.get(spec.name)
+        self._check_process()
+        tensor = self._book.find(spec.name)
         if tensor is None or tensor.spec is not spec:
-            tensor = self.tensor(spec)
+            tensor = self._book.tensor(spec)
         pending = Pending(spec, output, self)
         if tensor.light is not None and operation is not Operation.BROADCAST:
             with self.lock:
@@ -161,22 +144,16 @@ class Calls:
 
     def drive(self, pending: Pending) -> None:
         """See :class:`byteps_py.roles.pending.Driver`."""
-        if os.getpid() != self._pid:
-            raise NotInitializedError("this process was forked from a worker, which alone can wait for this")
+        self._check_process()
         me = threading.get_ident()
         try:
-            if not self._take_lanes(pending, me):
-                self._sleep(pending)
-                return
-            while not pending.over():
-                self._endpoint.wait_lanes(LOOK_SECONDS)
-                if self._receive_lanes():
-                    self._endpoint.wake()
+            if self._take_lanes(pending, me):
+                self._read_lanes(pending, me)
         finally:
             if self._keeper.driver == me:
-                with self.lock:
-                    relied_on = self.exchange is not None and self.exchange.node is not None
-                    self._keeper.stop(time.monotonic(), at_once=relied_on)
+                self._stop_driving(me)
+        if not pending.over():
+            self._sleep(pending)
 
     # From here on: the worker's thread only.
 
@@ -195,7 +172,7 @@ class Calls:
             JobAborted: a caller's thread was interrupted where it must not be.
         """
         if self.broken is not None:
-            raise JobAborted(f"an operation was interrupted half-way ({self.broken!r}), so this worker cannot go on")
+            raise self._half_way()
         if self.exchange is None:
             return None
         with self.lock:
@@ -221,15 +198,14 @@ class Calls:
     def take_undeclared(self) -> list[Tensor]:
         """Tensors whose placement is to be asked for now."""
         with self.lock:
-            undeclared, self.undeclared = self.undeclared, []
-        return undeclared
+            return self._book.take_undeclared()
 
     def declared(self, now: float, message: Declared) -> None:
         """The scheduler has placed tensors."""
         assert self.exchange is not None
         with self.lock:
             for placement in message.placements:
-                tensor = self._tensors.get(placement.name)
+                tensor = self._book.find(placement.name)
                 if tensor is None or tensor.placement is not None:
                     continue
                 node = self.exchange.node
@@ -241,7 +217,7 @@ class Calls:
     def left(self, now: float, rank: int) -> None:
         """A worker has left in order."""
         with self.lock:
-            if self.exchange is not None:
+            if self.exchange is not None and self.broken is None:
                 self.exchange.left(now, rank)
 
     def owed(self, now: float) -> tuple[str, bool]:
@@ -255,19 +231,16 @@ class Calls:
         """Workers disagree about a tensor."""
         error = AgreementError(message.text)
         with self.lock:
-            self._conflicts.setdefault(message.name, error)
-            tensor = self._tensors.get(message.name)
-            if tensor is not None:
-                tensor.refuse(error)
-                if self.exchange is not None:
-                    self.exchange.fail_tensor(now, tensor, error)
+            tensor = self._book.refuse(message.name, error)
+            if tensor is not None and self.exchange is not None:
+                self.exchange.fail_tensor(now, tensor, error)
 
     def end(self, error: BaseException) -> None:
         """Nothing more can be done: fail all that is outstanding."""
         with self.lock:
             self.ended = error
             self._keeper.end()
-            tensors = list(self._tensors.values())
+            tensors = self._book.all()
             if self.exchange is not None:
                 self.exchange.fail_all(error)
         for tensor in tensors:
@@ -278,19 +251,24 @@ class Calls:
         deadline = time.monotonic() + LOOK_SECONDS
         while self._keeper.driver and time.monotonic() < deadline:  # the endpoint is about to be closed
             time.sleep(0.001)
+        self._is_over = True
 
-    def _has_ended(self) -> bool:
-        return self.ended is not None
+    def _is_dead(self) -> bool:
+        """Whether nothing may be done any more. It may come while the lock is let go during a copy."""
+        return self.ended is not None or self.broken is not None
 
     def _check_life(self) -> None:
         if self.ended is not None:
             raise self.ended.with_traceback(None)
+        if self.broken is not None:
+            raise self._half_way()
 
-    def _want(self, tensors: Sequence[Tensor]) -> None:
-        for tensor in tensors:
-            if not tensor.requested:
-                tensor.requested = True
-                self.undeclared.append(tensor)
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise NotInitializedError("this process was forked from a worker, which alone can do this")
+
+    def _half_way(self) -> JobAborted:
+        return JobAborted(f"an operation was interrupted half-way ({self.broken!r}), so this worker cannot go on")
 
     def _prepare(
         self,
@@ -340,7 +318,7 @@ class Calls:
             operation.pending.fail(tensor.error)
         elif tensor.placement is None:
             tensor.waiting.append(operation)
-            self._want([tensor])
+            self._book.want([tensor])
         else:
             assert self.exchange is not None
             self.exchange.submit(now, operation)
@@ -348,14 +326,14 @@ class Calls:
     def _receive_lanes(self) -> bool:
         """Take what has arrived in lanes; whether the worker's thread must come by."""
         with self.lock:
-            if self.exchange is None or self.ended is not None:
+            if self.exchange is None or self._is_dead():
                 return False
             now = time.monotonic()
             self._keeper.looked(now)
             try:
                 for each in self._endpoint.receive_lanes():
                     self.exchange.receive(now, each)
-                    if self._has_ended():  # while the lock was let go during a copy
+                    if self._is_dead():
                         return False
                 self.exchange.advance(now)
             except BaseException as error:
@@ -365,7 +343,7 @@ class Calls:
 
     def _flush(self) -> bool:
         """Send what is held back; whether the worker's thread must come by. The lock is held."""
-        if self.exchange is None or self.ended is not None:
+        if self.exchange is None or self._is_dead():
             return False
         try:
             self.exchange.hurry(time.monotonic())
@@ -378,7 +356,7 @@ class Calls:
         """Whether this thread drives from now on; else it may sleep."""
         with self.lock:
             must_wake = self._flush()
-            drives = self.ended is None and not pending.over() and self._keeper.take(me)
+            drives = not self._is_dead() and not pending.over() and self._keeper.take(me)
         if must_wake:
             self._endpoint.wake()
         return drives
@@ -389,12 +367,28 @@ class Calls:
         self.broken = self.broken or error
         self._endpoint.wake()
 
+    def _read_lanes(self, pending: Pending, me: int) -> None:
+        """Drive until ``pending`` is over, or something else is."""
+        while not pending.over() and not self._is_dead() and self._keeper.driver == me:
+            self._endpoint.wait_lanes(LOOK_SECONDS)
+            if self._receive_lanes():
+                self._endpoint.wake()
+
+    def _stop_driving(self, me: int) -> None:
+        with self.lock:
+            if self._keeper.driver == me:
+                relied_on = self.exchange is not None and self.exchange.node is not None
+                self._keeper.stop(time.monotonic(), at_once=relied_on)
+
     def _sleep(self, pending: Pending) -> None:
         """Leave the work to whoever drives, and then to the worker's thread."""
         with self.lock:
             self._keeper.rely()
         try:
-            pending.sleep()
+            while not pending.over():
+                pending.sleep(LOOK_SECONDS)
+                if self._is_over and self.ended is not None:  # an interruption may have lost it
+                    pending.fail(self.ended)
         finally:
             with self.lock:
                 self._keeper.sleepers -= 1

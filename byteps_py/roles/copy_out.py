@@ -67,8 +67,8 @@ class CopyOut:
             try:
                 self.copy(target, payload, message)
             finally:
-                self._keys.discard(key)
                 operation.copied_out()
+                self._keys.discard(key)
         return True
 
     def copy(self, target: npt.NDArray[np.uint8], payload: memoryview, message: Message) -> None:
@@ -85,11 +85,23 @@ class CopyOut:
             self._times.copy_out.add(time.monotonic() - begun)
 
     def _copy(self, target: npt.NDArray[np.uint8], payload: memoryview) -> None:
-        lock = self._lock if target.nbytes >= _LONG_COPY else None
-        if lock is not None:
-            lock.release()
+        if self._lock is None or target.nbytes < _LONG_COPY:
+            self._kernels.copy(target, payload, target.nbytes, self._threads)
+            return
         try:
+            self._lock.release()
             self._kernels.copy(target, payload, target.nbytes, self._threads)
         finally:
-            if lock is not None:
+            self._take_back(self._lock)
+
+    @staticmethod
+    def _take_back(lock: threading.RLock) -> None:
+        """The caller has the lock again, whatever interrupts this; the interruption is raised then."""
+        interruption: BaseException | None = None
+        while not lock._is_owned():  # type: ignore[attr-defined]
+            try:
                 lock.acquire()
+            except BaseException as error:
+                interruption = error
+        if interruption is not None:
+            raise interruption

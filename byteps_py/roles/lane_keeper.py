@@ -59,8 +59,8 @@ class LaneKeeper:
             return False
         self.driver, self._looked = thread, time.monotonic()
         if not self._are_held:
-            self._are_held = True
             self._endpoint.hold_lanes()
+            self._are_held = True
         return True
 
     def looked(self, now: float) -> None:
@@ -99,8 +99,9 @@ class LaneKeeper:
         if self._has_left:
             return float("inf")
         if self.driver:
-            if now - self._looked <= 3 * LOOK_SECONDS:
-                return float("inf")
+            left = self._looked + 3 * LOOK_SECONDS - now
+            if left > 0:
+                return left
             self.driver = 0
             self._free()
         elif self._are_held:
@@ -113,14 +114,13 @@ class LaneKeeper:
     def leave(self) -> None:
         """Nobody reads them any more, and they wake nobody."""
         self._has_left = True
-        if not self._are_held:
-            self._are_held = True
-            self._endpoint.hold_lanes()
+        self._endpoint.hold_lanes()
+        self._are_held = True
 
     def end(self) -> None:
         """The endpoint is about to be closed: it is left alone from now on."""
         self._has_left = True
 
     def _free(self) -> None:
+        self._endpoint.resume_lanes()  # first: to do it twice is harmless, to leave it out is not
         self._are_held = False
-        self._endpoint.resume_lanes()

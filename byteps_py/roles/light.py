@@ -100,6 +100,7 @@ class Light:
         self._spare: list[npt.NDArray[np.uint8]] = []
         self._delivery = Delivery()
         self._last_number = 0
+        self._most_bundles = max(_MOST_BUNDLES, 2 * servers)
 
     @property
     def flights(self) -> Mapping[int, Flight]:
@@ -128,7 +129,7 @@ class Light:
         if partition is None:  # workers have come to disagree about it
             return False
         key, server, nbytes = partition.key, partition.server, tensor.nbytes
-        if self._unaccepted[server] > _WINDOW_BYTES or len(self._bundles) > _MOST_BUNDLES:
+        if self._unaccepted[server] > _WINDOW_BYTES or len(self._bundles) > self._most_bundles:
             return False
         round_ = self._pipeline.lend(key >> PARTITION_BITS)
         if round_ is None:

@@ -125,13 +125,13 @@ class Pending:
         """Whether it is done, without any side effect."""
         return self._done
 
-    def sleep(self) -> None:
-        """Block until it is done, and leave the work to others."""
+    def sleep(self, seconds: float | None = None) -> None:
+        """Block until it is done, ``seconds`` at most, and leave the work to others."""
         with self._making:
             event = self._event = self._event or threading.Event()
         # Whoever completes it sets the mark before looking for an event, so one of the two is seen.
         if not self._done:
-            event.wait()
+            event.wait(seconds)
 
     def complete(self, absent: bool) -> None:
         """The result is in :attr:`output`."""

@@ -204,12 +204,14 @@ class Worker:
             return
         self._calls.leave_lanes()
         self._goodbye = Goodbye(self._link, time.monotonic(), failure, joined=True)
-        with contextlib.suppress(BytePSError):  # the job has ended: they know
-            while not self._may_end(time.monotonic()):
-                for message in self._endpoint.receive(_TELL_SECONDS):
-                    if message.peer == SCHEDULER:
-                        self._receive_control(time.monotonic(), message.frames)
-        self._goodbye = None
+        try:
+            with contextlib.suppress(BytePSError):  # the job has ended: they know
+                while not self._may_end(time.monotonic()):
+                    for message in self._endpoint.receive(_TELL_SECONDS):
+                        if message.peer == SCHEDULER:
+                            self._receive_control(time.monotonic(), message.frames)
+        finally:
+            self._goodbye = None
 
     def _work(self) -> None:
         if may_have_neighbours(self._settings):
@@ -258,6 +260,8 @@ class Worker:
             self._control(now, message)
 
     def _control(self, now: float, message: ControlMessage) -> None:
+        if self._calls.broken is not None and not isinstance(message, Left):
+            return  # what it is about cannot be relied on
         if isinstance(message, Welcome):
             self._begin(now, message)
         elif isinstance(message, Declared):

@@ -141,6 +141,7 @@ class Segment:
     def cut(self, size: int, free: list[_Slot]) -> _Slot:
         """A new slot at the end of what is used."""
         slot = _Slot(self, self.used, size, free)
+        del self.slots[len(self.starts) :]  # one that an interruption has left alone
         self.slots.append(slot)
         self.starts.append(self.used)
         self.used += size
@@ -226,7 +227,8 @@ class Arena:
         self._is_alien = True
         for each in self._index[1]:
             descriptor, each.descriptor = each.descriptor, -1
-            os.close(descriptor)
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def _room(self, size: int) -> Segment:
         """A segment with room for a new slot; the lock is held."""

@@ -16,6 +16,7 @@ connects once more under the same identity takes the place of its former lane.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -174,7 +175,8 @@ class Lanes:
         events = self._waiting.poll(timeout)
         for descriptor, _ in events:
             if descriptor == self._wake_fd:
-                os.eventfd_read(descriptor)
+                with contextlib.suppress(BlockingIOError):  # another thread has seen it, too
+                    os.eventfd_read(descriptor)
         return bool(events)
 
     def wake(self) -> None:
@@ -187,14 +189,16 @@ class Lanes:
         """:meth:`fileno` shows nothing from now on."""
         with self._wake_lock:
             if not self._is_held and self._wake_fd >= 0:
-                self._outer.unregister(self._inner)
+                with contextlib.suppress(FileNotFoundError):  # interrupted here before
+                    self._outer.unregister(self._inner)
                 self._is_held = True
 
     def resume(self) -> None:
         """End :meth:`hold`."""
         with self._wake_lock:
             if self._is_held and self._wake_fd >= 0:
-                self._outer.register(self._inner, select.EPOLLIN)
+                with contextlib.suppress(FileExistsError):  # the same
+                    self._outer.register(self._inner, select.EPOLLIN)
                 self._is_held = False
 
     def close(self) -> None:

@@ -333,6 +333,45 @@ def test_what_is_interrupted_half_way_ends_the_job() -> None:
         bench.calls.turn(time.monotonic(), ())
 
 
+def test_what_an_interruption_has_lost_is_failed_at_the_end() -> None:
+    bench = Bench()
+    pending = bench.submit(bench.place("w", 0, 8))
+    assert bench.calls.exchange is not None
+    bench.calls.hurry()
+    flights = bench.calls.exchange.light._flights
+    thread, errors = in_background_catching(pending)
+    until(lambda: bench.calls._keeper.driver)
+    with bench.calls.lock:
+        flights.clear()  # as an interruption between the two steps of a result would leave it
+    bench.calls.end(JobAborted("over"))
+    thread.join(10)
+    assert [str(each) for each in errors] == ["over"]
+
+
+def test_nothing_is_begun_after_an_interruption() -> None:
+    bench = Bench()
+    spec = bench.place("w", 0, 8)
+    bench.calls._break(KeyboardInterrupt())
+    for attempt in (lambda: bench.submit(spec), lambda: bench.calls.declare([spec])):
+        with pytest.raises(JobAborted, match="half-way"):
+            attempt()
+
+
+def test_a_driver_that_is_displaced_leaves_the_lanes_to_others() -> None:
+    bench = Bench()
+    pending = bench.submit(bench.place("w", 0, LARGE))
+    waiting = in_background(pending)
+    until(lambda: bench.endpoint.held == ["hold"])
+    bench.calls.turn(time.monotonic() + 60.0, ())  # as if it had not looked for a minute
+    assert bench.calls._keeper.driver == 0
+    bench.endpoint.wake_lanes()
+    until(lambda: bench.calls._keeper.sleepers == 1)
+    bench.answer(0, LARGE, 7.0)
+    bench.calls.turn(time.monotonic(), ())
+    waiting.join(10)
+    assert pending.output.max() == 7.0
+
+
 def test_a_driver_that_is_gone_without_a_word_is_missed() -> None:
     bench = Bench()
     now = time.monotonic()
@@ -340,7 +379,9 @@ def test_a_driver_that_is_gone_without_a_word_is_missed() -> None:
         assert bench.calls._keeper.take(4242)
     pending = bench.submit(bench.place("w", 0, LARGE))
     bench.answer(0, LARGE, 7.0)
-    bench.calls.turn(now + 1.0, ())
+    left = bench.calls.turn(now + 1.0, ())
+    assert left is not None
+    assert left <= 2.1
     assert not pending.over()
     bench.calls.turn(now + 4.0, ())
     assert pending.over()
@@ -495,11 +536,13 @@ if not os.fork():
     bench.calls.lock.acquire()  # as another thread of the parent may have had it
     bench.endpoint.send = None
     pending.done()
-    try:
-        pending.wait()
-    except NotInitializedError:
-        os._exit(7)
-    os._exit(1)
+    refused = 0
+    for attempt in (pending.wait, lambda: bench.calls.submit(pending.spec, None, None, None)):
+        try:
+            attempt()
+        except NotInitializedError:
+            refused += 1
+    os._exit(5 + refused)
 print(os.waitstatus_to_exitcode(os.wait()[1]))
 """
     here = Path(__file__).parents[1]

@@ -119,3 +119,35 @@ def test_one_copy_of_a_key_at_a_time() -> None:
         assert copy_out(operation(), 1, target, memoryview(b"11111111"), WHOLE)
     assert again == [False]
     assert bytes(target) == b"11111111"
+
+
+def test_an_interruption_is_raised_when_the_lock_is_there_again() -> None:
+    class Interrupting:
+        """An RLock whose first attempt to take it is interrupted."""
+
+        def __init__(self) -> None:
+            self.lock = threading.RLock()
+            self.interrupted = False
+
+        def acquire(self) -> bool:
+            if not self.interrupted:
+                self.interrupted = True
+                raise KeyboardInterrupt
+            return self.lock.acquire()
+
+        def release(self) -> None:
+            self.lock.release()
+
+        def _is_owned(self) -> bool:
+            return self.lock._is_owned()  # type: ignore[attr-defined,no-any-return]
+
+    lock = Interrupting()
+    copy_out = CopyOut(kernels.select("reference"), 1, lock, None)  # type: ignore[arg-type]
+    mine, target = operation(), np.zeros(1 << 20, np.uint8)
+    lock.lock.acquire()
+    with pytest.raises(KeyboardInterrupt):
+        copy_out(mine, 1, target, memoryview(b"\7" * (1 << 20)), WHOLE)
+    assert lock._is_owned()
+    assert mine.copying == 0
+    lock.release()
+    assert target.min() == 7
