@@ -78,4 +78,4 @@ def test_a_server_takes_no_more_than_it_must(transport: str) -> None:
     assert job.returncode == 0, errors
     assert 0 < peak <= bound
     if transport == "tcp":  # else the late worker was not late enough to show anything
-        assert peak > (WORKERS - 1) * MODEL // 2
+        assert peak > 2 * MODEL
