@@ -41,11 +41,6 @@ class NodeSums(Aggregation):
         """What the contributions to the open round of a known key agree on, if there are any."""
         return self._keys[key].terms
 
-    def expects(self, key: int, round: int) -> bool:
-        """Whether the result of ``(key, round)`` is waited for."""
-        state = self._keys.get(key)
-        return state is not None and state.round == round and state.phase is Phase.SUMMING
-
     def result(self, key: int, round: int, payload: object | None, contributors: int) -> list[Action]:
         """The server has sent a result that is waited for."""
         return self._finish(key, self._summing(key, round), payload, contributors)

@@ -25,7 +25,6 @@ Not thread-safe: the caller holds the worker's lock.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -42,7 +41,7 @@ from byteps_py.roles.tensors import Tensor
 from byteps_py.telemetry.stages import WorkerTimes
 from byteps_py.transport.base import Buffer, Endpoint, Message
 from byteps_py.types import PARTITION_BITS, Operation
-from byteps_py.wire.bundle import ENTRY_SIZE, PLACE_ALIGNMENT
+from byteps_py.wire.bundle import ENTRY_LAYOUT, PLACE_ALIGNMENT
 from byteps_py.wire.header import Flag, Header, Opcode, encode
 
 __all__ = ["HOLD_SECONDS", "Light"]
@@ -56,7 +55,6 @@ _MOST_BUNDLES: Final = 64
 HOLD_SECONDS: Final = 0.004
 """How long a contribution waits for company if nobody is in a hurry."""
 
-_ENTRY: Final = struct.Struct("<QQQIIHBBB3x")
 _FLAGS: Final = int(Flag.WANT_RESULT)
 _FLAGS_ABSENT: Final = int(Flag.WANT_RESULT | Flag.ABSENT)
 _ABSENT: Final = int(Flag.ABSENT)
@@ -150,7 +148,7 @@ class Light:
                 self._times.copy_in.add(self._times.clock() - now)
         else:
             flags = _FLAGS_ABSENT
-        bundle.table += _ENTRY.pack(
+        bundle.table += ENTRY_LAYOUT.pack(
             partition.key, round_, step, place, partition.count, 0, tensor.spec.dtype, operation, flags
         )
         bundle.keys.append(key)
@@ -205,7 +203,7 @@ class Light:
         table, payload = message.frames[1], message.frames[2] if len(message.frames) == 3 else memoryview(b"")
         arrived: dict[int, Flight] = {}  # by key: a server must not, but could, name one twice
         begun = now
-        for key, round_, _, place, count, _, dtype, operation, flags in _ENTRY.iter_unpack(table):
+        for key, round_, _, place, count, _, dtype, operation, flags in ENTRY_LAYOUT.iter_unpack(table):
             flight = self._flights.get(key)
             if flight is None or flight.round != round_:
                 continue
@@ -344,6 +342,3 @@ class Light:
         if not bundle.accepted:
             bundle.accepted = True
             self._unaccepted[bundle.server] -= bundle.used
-
-
-assert _ENTRY.size == ENTRY_SIZE

@@ -21,7 +21,7 @@ from byteps_py.errors import BytePSError, RemoteProtocolError, SettingsError
 from byteps_py.roles.address import check_port, listening_ports, own_address
 from byteps_py.roles.engine import Engine
 from byteps_py.roles.envelope import Complaints, asks_to_join, is_bundle, open_bundle, open_frames
-from byteps_py.roles.member import SCHEDULER, SchedulerLink, registration
+from byteps_py.roles.member import SCHEDULER, SchedulerLink, registration, server_identity
 from byteps_py.roles.message_log import log_messages
 from byteps_py.roles.rounds import Rounds
 from byteps_py.roles.share import team_of
@@ -71,7 +71,7 @@ def run(settings: ServerSettings, endpoint: Endpoint | None = None) -> int:
     incarnation = secrets.randbits(64)
     if endpoint is None:
         own = HostEndpoint(
-            b"server-%016x" % incarnation,
+            server_identity(incarnation),
             MAX_PARTITION_BYTES,
             settings.num_worker,
             mode=settings.transport,

@@ -207,7 +207,7 @@ class Arena:
 
     def locate(self, buffer: Buffer | npt.NDArray[Any]) -> Place | None:
         """Where a contiguous buffer lies; None if it is empty or not wholly a part of one allocation in this arena."""
-        address = int(_cast(_uintptr_t, _from_buffer(buffer)))
+        address = address_of(buffer)
         addresses, segments = self._index
         position = bisect_right(addresses, address) - 1
         if position < 0:

@@ -16,8 +16,8 @@ What lanes need besides:
 =============================== ==========================================================
 all lanes of a process          5 (three poll descriptors, an event, the listening socket)
 each lane, either side          1
-each segment of the own arena   2 (the file, and the mapping's own copy)
-each segment of a peer          1, and 1 more for a moment
+each segment of the own arena   1, and 1 more for a moment
+each segment of a peer          1, for a moment
 =============================== ==========================================================
 
 At the limit it would not accept connections either, but spin.  Nobody who listens knows for sure how many will come,

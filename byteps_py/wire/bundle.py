@@ -26,6 +26,7 @@ byte field     meaning
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 import numpy as np
@@ -33,7 +34,7 @@ import numpy as np
 from byteps_py.errors import RemoteProtocolError
 from byteps_py.wire.header import Header
 
-__all__ = ["BUNDLE_KEY", "ENTRY", "ENTRY_SIZE", "LIGHT_BYTES", "PLACE_ALIGNMENT", "check_table"]
+__all__ = ["BUNDLE_KEY", "ENTRY", "ENTRY_LAYOUT", "ENTRY_SIZE", "LIGHT_BYTES", "PLACE_ALIGNMENT", "check_table"]
 
 ENTRY: Final = np.dtype(
     [
@@ -50,6 +51,8 @@ ENTRY: Final = np.dtype(
     ]
 )
 """One entry, as NumPy reads it and as C declares it (``struct byteps_entry``)."""
+ENTRY_LAYOUT: Final = struct.Struct("<QQQIIHBBB3x")
+"""The same, for one entry after the other."""
 ENTRY_SIZE: Final = 40
 BUNDLE_KEY: Final = 2**64 - 1
 """No tensor's key: in an ACCEPT, the round beside it is the number of a PUSH_MANY."""

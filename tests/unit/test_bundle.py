@@ -11,7 +11,7 @@ import pytest
 from byteps_py.errors import RemoteProtocolError
 from byteps_py.roles.envelope import open_bundle
 from byteps_py.types import DType, Operation, make_key
-from byteps_py.wire.bundle import ENTRY, ENTRY_SIZE, check_table
+from byteps_py.wire.bundle import ENTRY, ENTRY_LAYOUT, ENTRY_SIZE, check_table
 from byteps_py.wire.header import Flag, encode
 from tests.helpers import golden
 from tests.helpers.messages import BUNDLES
@@ -69,3 +69,10 @@ def test_the_document_draws_the_same_table() -> None:
     assert [(int(place), name, int(size)) for place, name, size in rows] == [
         (ENTRY.fields[name][1], name, ENTRY[name].itemsize) for name in ENTRY.names
     ]
+
+
+def test_both_layouts_of_an_entry_are_one() -> None:
+    values = (1, 2, 3, 8, 5, 6, 7, 1, 2)
+    packed = ENTRY_LAYOUT.pack(*values)
+    assert len(packed) == ENTRY_SIZE == ENTRY.itemsize
+    assert np.frombuffer(packed, ENTRY)[0].item()[:-1] == values
