@@ -14,7 +14,7 @@ from collections import deque
 from importlib import import_module
 from typing import Any, Final
 
-__all__ = ["LOANS", "Lender"]
+__all__ = ["LOANS", "Lender", "library"]
 
 LOANS: Final = 1024
 """Most that can be lent at the same time: as many flags as ``csrc/lend.c`` has."""
@@ -26,12 +26,31 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(_held))  # never freed, so neither i
 _free = deque(range(LOANS))
 """Numbers of loans that are not out. Of the process, as the flags are: endpoints of several threads share them."""
 
+_EXTENSIONS: Final = ("zmq.backend.cython._zmq", "zmq.backend.cython.socket")
+"""Modules of pyzmq that are linked with libzmq: since version 26 and before."""
+
+
+def library() -> str:
+    """The path of the extension of pyzmq through which libzmq's functions are found.
+
+    Raises:
+        LookupError: this pyzmq has none, as with its backend for PyPy.
+    """
+    for name in _EXTENSIONS:
+        try:
+            path = import_module(name).__file__
+        except ImportError:
+            continue
+        if path:
+            return path
+    raise LookupError(f"memory cannot be lent to libzmq: pyzmq has none of {', '.join(_EXTENSIONS)}")
+
 
 class Lender:
     """Lends memory to the sockets of one endpoint. Belongs to the endpoint's thread.
 
     Args:
-        library: path of the extension of pyzmq, which has loaded libzmq.
+        library: path of what has loaded libzmq, see :func:`library`.
 
     Raises:
         LookupError: the extension in C was not built, or libzmq's functions are not to be found.

@@ -29,7 +29,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Final
 
 import zmq
@@ -39,7 +38,7 @@ from byteps_py.errors import TransportError
 from byteps_py.transport import descriptors, listening
 from byteps_py.transport.base import Buffer, Message, WithoutLanes, tcp_address
 from byteps_py.transport.dialing import Dial
-from byteps_py.transport.lending import Lender
+from byteps_py.transport.lending import Lender, library
 from byteps_py.transport.probe import probe
 from byteps_py.transport.resolve import is_numeric, resolve, split_address
 from byteps_py.transport.routes import LARGE_BYTES, Routes, is_large, nbytes_of, owner, route
@@ -348,6 +347,6 @@ class ZmqEndpoint(WithoutLanes):
 def _lender() -> Lender | None:
     """None where memory must be lent in pyzmq's own way."""
     try:
-        return Lender(import_module("zmq.backend.cython._zmq").__file__ or "")
-    except (ImportError, LookupError):
+        return Lender(library())
+    except LookupError:
         return None

@@ -17,7 +17,7 @@ from byteps_py.transport import zmq as transport
 from byteps_py.transport.lending import LOANS, Lender
 from byteps_py.transport.zmq import ZmqEndpoint
 
-LIBRARY = str(importlib.import_module("zmq.backend.cython._zmq").__file__)
+LIBRARY = lending.library()
 
 
 @pytest.fixture
@@ -79,6 +79,13 @@ def test_the_number_is_that_of_the_extension() -> None:
 def test_a_library_that_is_not_libzmq() -> None:
     with pytest.raises(LookupError, match=r"cannot be lent to libzmq: .*zmq_msg_init_data"):
         Lender(importlib.import_module("_ctypes").__file__ or "")
+
+
+def test_a_pyzmq_without_an_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lending, "_EXTENSIONS", ("zmq.backend.none",))
+    with pytest.raises(LookupError, match=r"pyzmq has none of zmq\.backend\.none"):
+        lending.library()
+    assert transport._lender() is None
 
 
 @pytest.mark.parametrize("way", ["own", "pyzmq's"])
