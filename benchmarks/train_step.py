@@ -129,6 +129,7 @@ def _compare(ours: Parameters, others: Parameters) -> None:
 
 def _side(name: str, options: argparse.Namespace) -> Side:
     shared = {each: getattr(options, each) for each in ("model", "batch", "pixels", "seed")}
+    shared["arena"] = options.arena == "yes"
     work = {**shared, "side": name}
     module = "benchmarks.train_worker"
     if name == "ours":
@@ -166,6 +167,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=16, help="samples per worker (default: %(default)s)")
     parser.add_argument("--pixels", type=int, default=64, help="height and width of images (default: %(default)s)")
     parser.add_argument("--transport", choices=("auto", "tcp", "shm"), default="auto", help="default: %(default)s")
+    parser.add_argument(
+        "--arena", choices=("yes", "no"), default="yes", help="our gradients live in the arena (default: %(default)s)"
+    )
     parser.add_argument("--seconds", type=float, default=5.0, help="of each window (default: %(default)s)")
     parser.add_argument("--warmup", type=float, default=1.0, help="seconds before it (default: %(default)s)")
     parser.add_argument("--pairs", type=int, default=5, help="turns of each side (default: %(default)s)")

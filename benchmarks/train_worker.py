@@ -48,7 +48,9 @@ class Trainer:
 
         bps.init()
         self.rank = bps.rank()
-        self._optimizer = bps.DistributedOptimizer(self._optimizer, named_parameters=self._model.named_parameters())
+        self._optimizer = bps.DistributedOptimizer(
+            self._optimizer, named_parameters=self._model.named_parameters(), arena=work["arena"]
+        )
         bps.broadcast_parameters(self._model.state_dict(), root_rank=0)
 
     def _join_ddp(self, work: Mapping[str, Any], folder: Path) -> None:

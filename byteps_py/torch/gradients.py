@@ -29,7 +29,9 @@ import torch
 from byteps_py import session as _session
 from byteps_py.errors import BytePSError, UnsupportedError
 from byteps_py.roles.pending import Pending
+from byteps_py.torch import homes
 from byteps_py.torch.compression import Compressor
+from byteps_py.torch.homes import Home
 from byteps_py.torch.staging import Buffer, Staging, Submission
 from byteps_py.torch.tensors import as_array, check_dense, copy_back, stage, to_tensor, wire_tag
 from byteps_py.types import DType, Operation, TensorSpec
@@ -45,7 +47,8 @@ _staging: Final = Staging()
 class _Push:
     """A contribution on its way. ``gradient`` is None if it was absent; ``version`` tells later changes to it.
 
-    The result comes into ``staged``, or into ``buffer`` if the gradient is on a GPU.
+    The result comes into ``staged``, which may be in the memory of ``gradient``, or into ``buffer``
+    if that is on a GPU.
     """
 
     pending: Pending | Submission
@@ -64,8 +67,8 @@ class _Slot:
     priority: int
     remaining: int
     push: _Push | None = None
-    home: torch.Tensor | None = None
-    """Where the gradient lives from its first push on, if gradients live in the arena."""
+    home: Home | None = None
+    """Where the gradient lives from its first push on; None if it stays where the backward pass has put it."""
     buffer: Buffer | None = None
     """Through which the gradient goes from its first push on, if it is on a GPU."""
 
@@ -79,7 +82,7 @@ class GradientExchange:
             place in the groups.
         compression: how gradients travel.
         passes: backward passes whose gradients are added up locally before one exchange.
-        arena: whether gradients move to memory from which they are pushed without a copy.
+        arena: whether gradients live, from their push on, where servers of this machine read them.
 
     Raises:
         ValueError: names are missing, doubled or malformed.
@@ -94,7 +97,7 @@ class GradientExchange:
         passes: int,
         arena: bool = False,
     ) -> None:
-        self.arena = arena
+        self._arena = arena
         self.step: int = 0
         """Goes with every contribution, so that workers that are not in the same step are told so."""
         self.synchronized: bool = False
@@ -201,7 +204,8 @@ class GradientExchange:
         dtype = self._compression.wire_dtype(parameter.dtype)
         tag = wire_tag(dtype, f"parameter {label!r}")
         spec = TensorSpec(f"{self._prefix}{label}", tag, tuple(parameter.shape))
-        return _Slot(parameter, label, spec, dtype, priority=-place, remaining=self._passes)
+        home = Home(parameter, spec, dtype) if self._arena and spec.nbytes >= homes.LEAST_BYTES else None
+        return _Slot(parameter, label, spec, dtype, priority=-place, remaining=self._passes, home=home)
 
     def accumulated(self, slot: _Slot) -> None:
         """A backward pass has added to the gradient of ``slot``."""
@@ -224,15 +228,18 @@ class GradientExchange:
 
     def _push(self, session: _session.Session, slot: _Slot) -> None:
         gradient = slot.parameter.grad
-        if self.arena and gradient is not None and gradient is not slot.home:
-            gradient = _move_in(session, slot, gradient)
+        staged, array = None, None
         if gradient is not None:
             _check_gradient(slot, gradient)
             if _staging.takes(gradient):
                 slot.push = self._push_from_device(session, slot, gradient)
                 return
-        staged = None if gradient is None else stage(gradient, slot.dtype)
-        array = None if staged is None else as_array(staged)
+            if slot.home is not None and gradient.device.type == "cpu":
+                gradient, staged = _move_in(session, slot, slot.home, gradient)
+                array = slot.home.memory
+            else:
+                staged = stage(gradient, slot.dtype)
+                array = as_array(staged)
         pending = session.submit(slot.spec, array, array, Operation.AVERAGE, priority=slot.priority, step=self.step)
         slot.push = _Push(pending, gradient, 0 if gradient is None else gradient._version, staged)
 
@@ -255,17 +262,18 @@ def _hook_of(exchange: GradientExchange, slot: _Slot) -> Callable[[torch.Tensor]
     return hook
 
 
-def _move_in(session: _session.Session, slot: _Slot, gradient: torch.Tensor) -> torch.Tensor:
-    """Let the gradient live in the arena from now on, if it travels as it is."""
-    plain = gradient.layout is torch.strided and gradient.device.type == "cpu"
-    if not plain or gradient.dtype != slot.dtype or not gradient.numel():
-        return gradient
-    if slot.home is None:
-        slot.home = to_tensor(session.empty(tuple(gradient.shape), slot.spec.dtype.storage), slot.dtype)
-    with torch.no_grad():
-        slot.home.copy_(gradient)
-    slot.parameter.grad = slot.home
-    return slot.home
+def _move_in(
+    session: _session.Session, slot: _Slot, home: Home, gradient: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Let the gradient live in ``home``, if it can, else only what is sent; returns the gradient, and what is sent."""
+    if home.holds(gradient):
+        return gradient, gradient.detach()
+    staged = home.move_in(session, gradient)
+    # One of another layout keeps it, and one that is a part of a graph stays there.
+    if gradient.dtype != slot.dtype or not gradient.is_contiguous() or gradient.requires_grad or gradient.is_neg():
+        return gradient, staged
+    slot.parameter.grad = staged
+    return staged, staged
 
 
 def _check_gradient(slot: _Slot, gradient: torch.Tensor) -> None:

@@ -81,13 +81,13 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
         return averaged
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, and count backward passes anew. Gradients that live in the arena are zeroed.
+        """Clear the gradients, and count backward passes anew.
 
         Raises:
             BytePSError: gradients are on their way; clearing them now would lose them on this worker alone.
         """
         self._exchange.restart("zero_grad()")
-        super().zero_grad(set_to_none and not self._exchange.arena)
+        super().zero_grad(set_to_none)
 
 
 def DistributedOptimizer(
@@ -95,7 +95,7 @@ def DistributedOptimizer(
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
     compression: Compressor = Compression.none,
     backward_passes_per_step: int = 1,
-    arena: bool = False,
+    arena: bool = True,
     nccl: bool = False,
 ) -> SynchronizedOptimizer:
     """Make ``optimizer`` step on gradients that are averaged over all workers.
@@ -115,9 +115,11 @@ def DistributedOptimizer(
         compression: ``Compression.none``, ``.fp16`` or ``.bf16``.
         backward_passes_per_step: gradients of so many backward passes are added up locally (not averaged: divide the
             loss where that is wanted) before they are exchanged.
-        arena: gradients on the CPU live, from their first push on, in memory that servers of this machine read, and
-            are pushed from there without a copy; ``zero_grad()`` then zeroes them, as ``set_to_none=False`` does.
-            Whether that is quicker depends: a copy is saved, and zeroing and adding take the place of writing.
+        arena: gradients on the CPU of 64 KiB and more live, from their push on, in memory that is kept from step to
+            step and that servers of this machine read. They are copied there, and not once more to be pushed; what the
+            backward pass has allocated for them is free again at once. A gradient that is still referred to when the
+            next one comes keeps its memory. After a fork such gradients are None in the child. False leaves gradients
+            where they are.
         nccl: refused: GPUs of one machine are not reduced over NCCL before their gradients are pushed.
 
     Returns:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import random
 import threading
+import warnings
 
 import pytest
 
@@ -13,10 +15,16 @@ torch = pytest.importorskip("torch")
 
 import byteps_py.torch as bps  # noqa: E402
 from byteps_py.errors import AgreementError, BytePSError, UnsupportedError  # noqa: E402
+from byteps_py.torch import homes  # noqa: E402
 from tests.helpers.fake_session import run_workers  # noqa: E402
 
 nn = torch.nn
 STEPS, BATCH = 4, 6
+
+
+@pytest.fixture(autouse=True, params=[0, homes.LEAST_BYTES], ids=["homes", "no-homes"])
+def least_bytes_of_a_home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(homes, "LEAST_BYTES", request.param)
 
 
 def make_model(seed=0):
@@ -715,7 +723,11 @@ def test_existing_state_and_options_are_kept() -> None:
 
 
 class TestGradientsInTheArena:
-    """``arena=True``"""
+    """``arena=True``, with homes for small gradients too; all other tests here run both with them and without."""
+
+    @pytest.fixture(autouse=True)
+    def least_bytes_of_a_home(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(homes, "LEAST_BYTES", 0)
 
     def test_the_bits_are_those_of_gradients_elsewhere(self):
         def train(arena):
@@ -737,39 +749,113 @@ class TestGradientsInTheArena:
         for (ours, _), (theirs, _) in zip(inside, elsewhere, strict=True):
             assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
-    def test_they_live_there_from_the_first_push_on(self):
+    @pytest.mark.parametrize("to_none", [True, False])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_they_live_there_from_the_first_push_on(self, to_none, dtype):
         def body(session):
-            model = make_model()
+            model = make_model().to(dtype)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            optimizer = bps.DistributedOptimizer(optimizer, model.named_parameters(), arena=True)
-            places = []
-            for inputs, targets in make_batches(1)[:2]:
-                optimizer.zero_grad()
-                loss_of(model, inputs, targets).backward()
+            optimizer = bps.DistributedOptimizer(optimizer, model.named_parameters())
+            places = set()
+            for inputs, targets in make_batches(1):
+                optimizer.zero_grad(to_none)
+                loss_of(model, inputs.to(dtype), targets.to(dtype)).backward()
                 optimizer.step()
-                places.append([each.grad.data_ptr() for each in model.parameters()])
-            optimizer.zero_grad()
-            assert all(not each.grad.any() for each in model.parameters())
-            model.zero_grad(set_to_none=True)
-            loss_of(model, *make_batches(1)[2]).backward()
-            optimizer.step()
-            places.append([each.grad.data_ptr() for each in model.parameters()])
+                places.add(tuple(each.grad.data_ptr() for each in model.parameters()))
+            optimizer.zero_grad(to_none)
+            assert all(each.grad is None if to_none else not each.grad.any() for each in model.parameters())
             return places, sorted(each.ctypes.data for each in session.arena)
 
-        ((first, second, third), arena), *_ = run_workers(1, body)
-        assert first == second == third
-        assert sorted(first) == arena
+        ((places, arena), *_) = run_workers(1, body)
+        assert len(places) == 1
+        assert sorted(places.pop()) == arena
 
-    def test_what_travels_as_another_type_stays_where_it_is(self):
+    @pytest.mark.parametrize("hold", [lambda grad: grad, lambda grad: grad.detach()[:1], lambda grad: grad.numpy()])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+    def test_one_that_is_still_held_keeps_its_memory(self, hold, dtype):
+        def body(session):
+            weight = torch.zeros(2, 3, dtype=dtype, requires_grad=True)
+            optimizer = bps.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+            held, made = [], []
+            for factor in range(1, 6):
+                optimizer.zero_grad()
+                (weight * factor).sum().backward()
+                optimizer.step()
+                if factor < 4:
+                    held.append(hold(weight.grad))
+                made.append(len(session.arena))
+            return [float(each.reshape(-1)[0]) for each in held], made
+
+        assert run_workers(1, body) == [([1.0, 2.0, 3.0], [1, 2, 3, 4, 4])]
+
+    def test_what_travels_as_another_type_stays_and_is_sent_from_there(self):
         def body(session):
             model = make_model()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            optimizer = bps.DistributedOptimizer(optimizer, model.named_parameters(), bps.Compression.fp16, arena=True)
+            optimizer = bps.DistributedOptimizer(optimizer, model.named_parameters(), bps.Compression.fp16)
+            for inputs, targets in make_batches(1):
+                optimizer.zero_grad()
+                loss_of(model, inputs, targets).backward()
+                before = [each.grad for each in model.parameters()]
+                optimizer.step()
+                assert all(each.grad is grad for each, grad in zip(model.parameters(), before, strict=True))
+                assert all(each.grad.dtype is torch.float32 for each in model.parameters())
+            return [each.dtype.name for each in session.arena]
+
+        assert run_workers(1, body) == [["float16"] * 4]
+
+    def test_one_of_another_layout_keeps_it(self):
+        def body(session):
+            weight = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last).requires_grad_()
+            optimizer = bps.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+            factor = torch.arange(120.0).reshape(2, 3, 4, 5).to(memory_format=torch.channels_last)
+            for _ in range(2):
+                optimizer.zero_grad()
+                (weight * factor * (session.rank + 1)).sum().backward()
+                optimizer.step()
+                assert weight.grad.is_contiguous(memory_format=torch.channels_last)
+            return torch.equal(weight.grad, 1.5 * factor), len(session.arena)
+
+        assert run_workers(2, body) == [(True, 1)] * 2
+
+    def test_one_that_is_part_of_a_graph_stays_in_it(self):
+        def body(session):
+            weight = torch.full((3,), 2.0, requires_grad=True)
+            optimizer = bps.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Using backward.. with create_graph=True", UserWarning)
+                (weight**3).sum().backward(create_graph=True)
+            graph = weight.grad.grad_fn
+            optimizer.synchronize()
+            return graph is not None and weight.grad.grad_fn is graph, weight.grad.tolist()
+
+        assert run_workers(2, body) == [(True, [12.0] * 3)] * 2
+
+    def test_a_forked_child_has_none_of_them(self):
+        def body(session):
+            model = make_model()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer = bps.DistributedOptimizer(optimizer, model.named_parameters())
             loss_of(model, *make_batches(1)[0]).backward()
             optimizer.step()
-            return len(session.arena)
+            child = os.fork()
+            if not child:
+                os._exit(sum(each.grad is not None for each in model.parameters()))
+            return os.waitpid(child, 0)[1], sum(each.grad is not None for each in model.parameters())
 
-        assert run_workers(1, body) == [0]
+        assert run_workers(1, body) == [(0, 4)]
+
+    def test_small_ones_stay_where_they_are(self, monkeypatch):
+        monkeypatch.setattr(homes, "LEAST_BYTES", 65536)
+
+        def body(session):
+            model = nn.Sequential(nn.Linear(128, 128), nn.Linear(128, 127))
+            optimizer = bps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+            model(torch.ones(1, 128)).sum().backward()
+            optimizer.step()
+            return [each.nbytes for each in session.arena]
+
+        assert run_workers(1, body) == [[65536]]
 
 
 def test_nccl_is_refused_before_anything_is_changed() -> None:
