@@ -320,7 +320,8 @@ class Exchange:
         operation = self._operations[start.operation_id]
         if self._times is not None:
             self._times.sent(start.key, start.round, operation.submitted, time.monotonic())
-        self._send(start.server, self._pieces.push(self._envelope, operation, start.key, start.round), now)
+        peer = self._peers[start.server].name
+        self._send(start.server, self._pieces.push(self._envelope, operation, start.key, start.round, peer), now)
         self._delivery.sent(start.key, start.round, start.server, now)
         if self.node is not None:
             self.node.pushed(start.key, start.round, start.server)
@@ -388,9 +389,8 @@ class Exchange:
         operation = self._operations[identifier]
         operation.fail(error)
         starts = self._pipeline.fail_operation(identifier)
-        placement = operation.tensor.placement
-        assert placement is not None
-        for each in placement.partitions:
+        assert operation.tensor.placement is not None
+        for each in operation.tensor.placement.partitions:
             self._delivery.dropped(each.key)
             if self.node is not None:
                 self.node.over(each.key)

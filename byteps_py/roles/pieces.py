@@ -1,9 +1,11 @@
 """Where the partitions of large contributions wait for their results: buffers that the caller cannot write.
 
 A contribution is copied when its operation starts, as a whole, if the caller may change it afterwards.  It may not
-where the result replaces it: the caller leaves such an array alone until the operation has ended.  Then each partition
-is copied when it is pushed, into the buffer of one whose result has come: few buffers are in use at a time, which stay
-in the processor's cache on their way from this copy to the sum.
+where the result replaces it: the caller leaves such an array alone until the operation has ended.  Then a partition
+that goes through a socket is sent from where it lies: a result is there only after a server has read all contributions,
+and one that still leaves after it, because it was pushed twice, is of a round that is over and is not looked at.  One
+that a server of this machine reads is copied when it is pushed, into the buffer of one whose result has come: few
+buffers are in use at a time, which stay in the processor's cache on their way from this copy to the sum.
 
 Not thread-safe: the caller holds the worker's lock.
 """
@@ -43,22 +45,24 @@ class Pieces:
         self._threads = threads
         self._spare: dict[int, list[npt.NDArray[np.uint8]]] = {}
 
-    def payload(self, operation: TensorOperation, partition: Partition) -> memoryview:
-        """The bytes to push for ``partition``, for the first time or again."""
+    def payload(self, operation: TensorOperation, partition: Partition, peer: bytes) -> memoryview:
+        """The bytes of ``partition`` to push to ``peer``, for the first time or again."""
         if operation.staging is not None:
             return slice_of(operation, operation.staging, partition).data
         piece = operation.pieces.get(partition.key)
         if piece is None:
             assert operation.lent is not None
-            begun = time.monotonic()
             source = slice_of(operation, operation.lent, partition)
+            if not self._endpoint.is_lane(peer):
+                return source.data
+            begun = time.monotonic()
             piece = operation.pieces[partition.key] = self._take(source.nbytes)
             self._kernels.copy(piece, source, source.nbytes, self._threads)
             operation.copied += time.monotonic() - begun
         return piece.data
 
-    def push(self, envelope: Envelope, operation: TensorOperation, key: int, round_: int) -> list[Buffer]:
-        """The message with the contribution to one partition, for the first time or again."""
+    def push(self, envelope: Envelope, operation: TensorOperation, key: int, round_: int, peer: bytes) -> list[Buffer]:
+        """The message to ``peer`` with the contribution to one partition, for the first time or again."""
         partition = partition_of(operation, key)
         header = envelope.header(
             Opcode.PUSH,
@@ -75,7 +79,7 @@ class Pieces:
         )
         frames: list[Buffer] = [encode(header)]
         if header.length:
-            frames.append(self.payload(operation, partition))
+            frames.append(self.payload(operation, partition, peer))
         return frames
 
     def finished(self, operation: TensorOperation, key: int) -> None:

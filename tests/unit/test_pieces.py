@@ -15,8 +15,13 @@ SPEC = TensorSpec("w", DType.FLOAT32, (6,))
 FRONT, BACK = (Partition(make_key(0, index), 3 * index, 3, 0) for index in (0, 1))
 
 
+LANE, SOCKET = b"on this machine", b"elsewhere"
+
+
 def pieces() -> Pieces:
-    return Pieces(LoopbackNetwork().endpoint(b"me"), kernels.select("reference"), 1)
+    endpoint = LoopbackNetwork().endpoint(b"me")
+    endpoint.is_lane = LANE.__eq__  # type: ignore[method-assign]
+    return Pieces(endpoint, kernels.select("reference"), 1)
 
 
 def operation(lent: np.ndarray | None = None, staging: np.ndarray | None = None) -> TensorOperation:  # type: ignore[type-arg]
@@ -40,30 +45,41 @@ def values(payload: memoryview) -> list[float]:
 def test_a_partition_is_copied_when_it_is_pushed_and_once() -> None:
     source = np.arange(6, dtype=np.float32)
     mine, lent = pieces(), operation(lent=source)
-    first = mine.payload(lent, FRONT)
+    first = mine.payload(lent, FRONT, LANE)
     source[:] = 9  # as the result of another partition would
     assert values(first) == [0, 1, 2]
-    assert values(mine.payload(lent, FRONT)) == [0, 1, 2]
-    assert values(mine.payload(lent, BACK)) == [9, 9, 9]
+    assert values(mine.payload(lent, FRONT, LANE)) == [0, 1, 2]
+    assert values(mine.payload(lent, BACK, LANE)) == [9, 9, 9]
     assert lent.copied > 0
+
+
+def test_what_goes_through_a_socket_is_sent_from_where_it_lies() -> None:
+    source = np.arange(6, dtype=np.float32)
+    mine, lent = pieces(), operation(lent=source)
+    payload = mine.payload(lent, BACK, SOCKET)
+    assert np.frombuffer(payload, np.uint8).ctypes.data == source[3:].ctypes.data
+    assert (lent.pieces, lent.copied) == ({}, 0)
+    mine.payload(lent, BACK, LANE)
+    source[:] = 9
+    assert values(mine.payload(lent, BACK, SOCKET)) == [3, 4, 5]  # there is a copy already
 
 
 def test_the_buffer_that_was_used_last_is_used_next() -> None:
     source = np.arange(6, dtype=np.float32)
     mine, lent = pieces(), operation(lent=source)
-    places = [np.frombuffer(mine.payload(lent, each), np.uint8).ctypes.data for each in (FRONT, BACK)]
+    places = [np.frombuffer(mine.payload(lent, each, LANE), np.uint8).ctypes.data for each in (FRONT, BACK)]
     mine.finished(lent, FRONT.key)
     mine.finished(lent, BACK.key)
     mine.finished(lent, BACK.key)
     again = operation(lent=source)
-    found = [np.frombuffer(mine.payload(again, each), np.uint8).ctypes.data for each in (FRONT, BACK)]
+    found = [np.frombuffer(mine.payload(again, each, LANE), np.uint8).ctypes.data for each in (FRONT, BACK)]
     assert found == places[::-1]
 
 
 def test_what_was_copied_before_is_pushed_from_there() -> None:
     staging = np.arange(6, dtype=np.float32)
     mine, staged = pieces(), operation(staging=staging)
-    payload = mine.payload(staged, BACK)
+    payload = mine.payload(staged, BACK, LANE)
     assert np.frombuffer(payload, np.uint8).ctypes.data == staging[3:].ctypes.data
     mine.finished(staged, BACK.key)
     assert staged.contributes
