@@ -36,7 +36,7 @@ import _cffi_backend  # type: ignore[import-untyped]  # what the kernels need, t
 import numpy as np
 import numpy.typing as npt
 
-from byteps_py.errors import TransportError
+from byteps_py.errors import RemoteProtocolError, TransportError
 from byteps_py.transport import descriptors
 from byteps_py.transport.base import ALIGNMENT, Buffer, plain_memory
 from byteps_py.transport.mapping import LARGE_PAGE, Mapping
@@ -270,21 +270,25 @@ def view_of(descriptor: int, nbytes: int) -> View:
     """Map a segment that a peer has passed, which is said to have ``nbytes``; the descriptor stays the caller's.
 
     Raises:
-        TransportError: it is not a memory file of that size, it could still shrink, or it cannot be mapped.
+        RemoteProtocolError: it is not a memory file of that size, or it could still shrink.
+        TransportError: this process has no room for it.
     """
     try:
         seals = fcntl.fcntl(descriptor, _F_GET_SEALS)
     except OSError:
-        raise TransportError("what was passed is not a memory file") from None
+        raise RemoteProtocolError("what was passed is not a memory file") from None
     if not seals & _SHRINK:
-        raise TransportError("the memory file that was passed is not sealed, so its owner could take it away")
+        raise RemoteProtocolError("the memory file that was passed is not sealed, so its owner could take it away")
     found = os.fstat(descriptor)  # after the look at the seals: now it cannot change any more
     if not stat.S_ISREG(found.st_mode) or found.st_size != nbytes or nbytes % ALIGNMENT or not 0 < nbytes <= _LARGEST:
-        raise TransportError(f"a memory file of {nbytes} bytes was announced, one of {found.st_size} was passed")
+        raise RemoteProtocolError(f"a memory file of {nbytes} bytes was announced, one of {found.st_size} was passed")
     try:
         mapping = Mapping(descriptor, nbytes, writable=False)
     except OSError as error:
-        raise TransportError(f"a memory file of {nbytes} bytes cannot be mapped: {error}") from error
+        raise TransportError(
+            f"{nbytes} bytes of another process's shared memory cannot be mapped: {error.strerror}: raise the limit of "
+            "this process's address space (`ulimit -v`), or set BYTEPS_TRANSPORT=tcp for the whole job"
+        ) from error
     return View(mapping)
 
 

@@ -239,6 +239,7 @@ class Lane:
 
         Raises:
             RemoteProtocolError: see the module.
+            TransportError: this process has no room for the other's memory; no new lane could help.
             OSError: the connection is gone.
         """
         try:
@@ -285,10 +286,7 @@ class Lane:
             number, nbytes = decode_segment(packet)
             if number in self._views or len(self._views) >= _MAX_SEGMENTS:
                 raise RemoteProtocolError(f"segment {number} was announced before, or too many were")
-            try:
-                self._views[number] = view_of(passed[0], nbytes)
-            except TransportError as error:
-                raise RemoteProtocolError(str(error)) from error
+            self._views[number] = view_of(passed[0], nbytes)
         finally:
             for each in passed:
                 os.close(each)

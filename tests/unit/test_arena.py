@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from byteps_py.errors import TransportError
+from byteps_py.errors import RemoteProtocolError, TransportError
 from byteps_py.transport import arena as module
 from byteps_py.transport.arena import STAMP_BYTES, Arena, Place, view_of
 
@@ -219,7 +219,7 @@ class TestViews:
         return descriptor
 
     def refused(self, descriptor: int, nbytes: int, match: str) -> None:
-        with pytest.raises(TransportError, match=match):
+        with pytest.raises(RemoteProtocolError, match=match):
             view_of(descriptor, nbytes)
         os.close(descriptor)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import os
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from byteps_py.errors import RemoteProtocolError, TransportError
+from byteps_py.transport import mapping
 from byteps_py.transport.arena import Arena
 from byteps_py.transport.base import Message
 from byteps_py.transport.packets import (
@@ -310,6 +312,19 @@ class TestNonsense:
         pair.put(encode_segment(0, SEGMENT_BYTES), descriptor)
         os.close(descriptor)
         self.refused(pair, "announced before")
+
+    def test_a_segment_for_which_there_is_no_room_is_not_the_fault_of_the_other(
+        self, pair: Pair, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def no_room(*_: object) -> int:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+        descriptor = pair.announce()
+        pair.put(encode_segment(1, SEGMENT_BYTES), descriptor)
+        os.close(descriptor)
+        monkeypatch.setattr(mapping, "_map", no_room)
+        with pytest.raises(TransportError, match=r"memory cannot be mapped: Cannot allocate memory: .*ulimit -v"):
+            pair.read()
 
     def test_a_segment_that_could_shrink(self, pair: Pair) -> None:
         descriptor = os.memfd_create("test")
