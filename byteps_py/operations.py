@@ -118,7 +118,8 @@ def push_pull_async(
 
     Args:
         array: any shape, contiguous or not, of a dtype that :class:`~byteps_py.types.DType` lists
-            (``ml_dtypes.bfloat16`` included); copied before this returns.
+            (``ml_dtypes.bfloat16`` included). Copied before this returns, unless it is ``out`` or lies in memory of
+            :func:`empty`: then leave it alone until :func:`synchronize` has returned.
         name: matches the arrays of different workers; unnamed arrays of one dtype and shape are matched by the order
             of the calls.
         op: :data:`SUM` or :data:`AVG`.
