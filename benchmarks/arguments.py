@@ -15,6 +15,8 @@ from pathlib import Path
 TRANSPORTS = ("auto", "tcp", "shm")
 TRANSPORT = "BYTEPS_TRANSPORT"
 """The variable that is the default of ``--transport``."""
+DTYPES = ("float32", "float64", "float16", "int32", "int64")
+"""Those that NumPy has too."""
 MOST_PROCESSES = 256
 MOST_SECONDS = 86400.0
 _MOST = 2**63 - 1

@@ -44,7 +44,6 @@ from benchmarks import arguments, environment, figures, profiling, systems, turn
 from benchmarks.side import Side, SideError
 from benchmarks.turns import Turn, say
 
-DTYPES = ("float32", "float64", "float16", "int32", "int64")
 PEERS = ("none", "gloo", "gloo-fused", "mxnet")
 
 
@@ -223,7 +222,7 @@ def parser() -> argparse.ArgumentParser:
     add("--servers", type=arguments.processes, default=2, metavar="N", help="default: %(default)s")
     add("--tensors", type=arguments.natural, default=25, metavar="N", help="of a step (default: %(default)s)")
     add("--bytes", type=arguments.natural, default=4194304, metavar="N", help="of one tensor (default: %(default)s)")
-    add("--dtype", choices=DTYPES, default="float32", help="default: %(default)s; NumPy has no bfloat16")
+    add("--dtype", choices=arguments.DTYPES, default="float32", help="default: %(default)s; NumPy has no bfloat16")
     arguments.add_transport(found)
     add("--arena", choices=("yes", "no"), default="no", help="our tensors come from bps.empty (default: %(default)s)")
     add(

@@ -188,7 +188,9 @@ class Side:
             except subprocess.TimeoutExpired:
                 raise SideError(f"{self.name}: a process does not end{self._said()}") from None
             if status:
-                raise SideError(f"{self.name}: a process has ended with status {status} at the end{self._said()}")
+                raise SideError(
+                    f"{self.name}: a process has ended with status {status} at the end{self._said()}", status
+                )
 
     def _said(self) -> str:
         lines: list[str] = []

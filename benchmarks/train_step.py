@@ -197,11 +197,11 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     if options.model == "resnet18":
         if options.batch == 1 and options.pixels <= LEAST_PIXELS:
             asked.error(
-                f"resnet18 normalizes over a batch, and one image of {LEAST_PIXELS} x {LEAST_PIXELS} has a single value "
-                f"for that in the end; use --batch 2, or --pixels {LEAST_PIXELS + 1}"
+                f"resnet18 normalizes over a batch, and one image of {LEAST_PIXELS} x {LEAST_PIXELS} has a single "
+                f"value for that in the end; use --batch 2, or --pixels {LEAST_PIXELS + 1}"
             )
-        together = options.workers * options.batch * 3 * options.pixels**2 * 4
-        arguments.check_memory(asked, together, "the images of all workers")
+    sample = {"resnet18": 12 * options.pixels**2, "mlp": 4096, "transformer": 512}[options.model]
+    arguments.check_memory(asked, 4 * options.workers * options.batch * sample, "the 4 batches of each worker")
     arguments.check_torch(asked, "train_step")
     return options
 
