@@ -41,12 +41,12 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser().parse_args(words)
     slower = []
     with tempfile.TemporaryDirectory() as temporary:
-        for name, words in CASES.items():
-            print(f"\n=== {name}: {' '.join(words)} ===\n", flush=True)
+        for name, load in CASES.items():
+            print(f"\n=== {name}: {' '.join(load)} ===\n", flush=True)
             command = [sys.executable, "-m", "byteps_py", "ab", "--vary", "BYTEPS_STAGE_TIMES=0,1", "--seed", "1"]
             folder = (options.out or Path(temporary)) / name
             command += ["--repeats", str(options.blocks), "--steps", "200", "--out", os.fspath(folder)]
-            subprocess.run([*command, "--", sys.executable, str(WORKLOAD), *words], check=True)
+            subprocess.run([*command, "--", sys.executable, str(WORKLOAD), *load], check=True)
             interval = report.load(folder / "report.json").cells[1].against_baseline
             if interval is None or interval.verdict == "less":
                 slower.append(name)

@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="how many are on the way at the same time (default: %(default)s)",
     )
-    add("--dtype", choices=arguments.DTYPES, default="float32", help="default: %(default)s")
+    add("--dtype", choices=(*arguments.DTYPES, "int8", "uint8"), default="float32", help="default: %(default)s")
     add("--steps", type=arguments.whole(0), default=0, metavar="N", help="default: %(default)s, until it is ended")
     return found
 
