@@ -149,7 +149,7 @@ def check_items(options: argparse.ArgumentParser, nbytes: int, itemsize: int, la
         SystemExit: it is none.
     """
     if nbytes % itemsize:
-        options.error(f"--bytes {nbytes} is no multiple of the {itemsize} bytes of a {label}")
+        options.error(f"--bytes {nbytes} is no multiple of {itemsize}, the bytes of one {label}")
 
 
 def check_memory(options: argparse.ArgumentParser, nbytes: int, what: str) -> None:

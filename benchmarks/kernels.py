@@ -261,7 +261,7 @@ def _show(row: dict[str, Any]) -> None:
 
 
 def _acceptance(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The shares that docs/kernels.md speaks of: of sums on one thread, of 4 of the largest buffers if that was measured,
+    """The shares that docs/kernels.md speaks of: sums on one thread, of 4 of the largest buffers if that was measured,
     else of the most."""
     sums = [row for row in rows if row["kernel"] == "sum" and row["threads"] == 1]
     if not sums:

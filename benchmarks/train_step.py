@@ -196,8 +196,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         asked.error(f"--peer {options.peer} needs at least 2 workers: DDP exchanges nothing for one")
     if options.model == "resnet18" and options.batch == 1 and options.pixels <= LEAST_PIXELS:
         asked.error(
-            f"resnet18 normalizes over a batch, and one image of {LEAST_PIXELS} x {LEAST_PIXELS} has a single value for "
-            f"that in the end; use --batch 2, or --pixels {LEAST_PIXELS + 1}"
+            f"resnet18 normalizes over a batch, and one image of {LEAST_PIXELS} x {LEAST_PIXELS} has a single value "
+            f"for that in the end; use --batch 2, or --pixels {LEAST_PIXELS + 1}"
         )
     sample = {"resnet18": 12 * options.pixels**2, "mlp": 4096, "transformer": 512}[options.model]
     arguments.check_memory(asked, 4 * options.workers * options.batch * sample, "the 4 batches of each worker")

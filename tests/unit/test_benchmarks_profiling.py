@@ -9,7 +9,7 @@ from benchmarks import profiling
 REPORT = """
     30.00%|150|[kernel.kallsyms]|[k] rep_movs_alternative
     20.00%|100|_native.abi3.so|[.] sum_float32_avx512
-    15.00%|25|75|libc.so.6|[.] __memmove_avx_unaligned_erms
+    15.00%|75|libc.so.6|[.] __memmove_avx_unaligned_erms
     10.00%|50|[kernel.kallsyms]|[k] tcp_sendmsg_locked
     10.00%|50|libpython3.11.so.1.0|[.] _PyEval_EvalFrameDefault
      8.00%|40|libzmq-1.so.5|[.] 0x0000000000061d2c
