@@ -40,8 +40,10 @@ def write(path: Path | None, content: object) -> None:
 
 
 def rate(gb_per_s: float) -> str:
-    """In a unit that shows something: ``1.178 GB/s``, ``0.042 MB/s``."""
-    return f"{gb_per_s:.3f} GB/s" if gb_per_s >= 0.1 else f"{1e3 * gb_per_s:.3g} MB/s"
+    """In a unit that shows something: ``1.178 GB/s``, ``42.2 MB/s``, ``4.2 kB/s``."""
+    if gb_per_s >= 0.1:
+        return f"{gb_per_s:.3f} GB/s"
+    return f"{1e3 * gb_per_s:.3g} MB/s" if gb_per_s >= 1e-4 else f"{1e6 * gb_per_s:.3g} kB/s"
 
 
 def ratio(number: float) -> str:

@@ -12,6 +12,7 @@ GB/s (10^9 bytes), each the best of `--repeats` windows of `--seconds`, since no
 
 With `--push-pull` the echo goes in turn with `benchmarks.push_pull --workers 1 --servers 1 --transport tcp`, tensors of
 the same size, `--pairs` times; `ratio_median` is the median of push_pull's goodput over the echo's rate, pair by pair.
+`--repeats` and `--beyond` do not count then, nor do `--tensors`, `--pairs` and `--warmup` without it: they are refused.
 
 All bytes that are moved are random, and compared at the other end before and after each window.
 """

@@ -236,7 +236,7 @@ def test_a_refused_setting_keeps_its_exit_status(
 
 def test_figures_in_words() -> None:
     assert [figures.rate(each) for each in (1.1784, 0.1, 0.04217, 4.2e-6)] == [
-        *("1.178 GB/s", "0.100 GB/s", "42.2 MB/s", "0.0042 MB/s")
+        *("1.178 GB/s", "0.100 GB/s", "42.2 MB/s", "4.2 kB/s")
     ]
     assert [figures.ratio(each) for each in (1.844, 0.1, 0.00123)] == ["1.84", "0.10", "0.0012"]
     assert [figures.in_flight(each) for each in (0, 1, 10)] == ["all at once", "one at a time", "10 in flight"]
