@@ -64,7 +64,7 @@ def test_variables_of_openmp_go_to_the_file(tmp_path: Path, monkeypatch: pytest.
     assert settings["variables"]["OMP_WAIT_POLICY"] == "passive"
 
 
-def test_the_share_is_the_median_of_rounds(benchmark: ModuleType) -> None:
+def test_the_share_is_the_median_of_rounds() -> None:
     assert kernels._median_ratio([1.0, 8.0, 9.0], [2.0, 4.0, 3.0]) == 2.0
 
 
