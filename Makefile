@@ -46,7 +46,7 @@ sanitize: ## the C kernels, warnings being errors, and under the address and und
 	scripts/sanitize
 
 bench: $(STAMP) ## measure the kernels
-	$(BIN)/python benchmarks/kernels.py
+	$(BIN)/python -m benchmarks.kernels
 
 build: $(STAMP) ## make .venv and compile csrc/, again if it changed
 

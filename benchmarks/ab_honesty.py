@@ -19,7 +19,6 @@ the real ones, or if fewer than 90 % find a true one where Student's t says that
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import sys
@@ -30,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import arguments, figures
 from byteps_py.tune import experiment, factors, journal, screen, statistics
 from byteps_py.tune.analysis import analyse
 from byteps_py.tune.model import Design, Run
@@ -211,43 +211,58 @@ def _show_real(options: argparse.Namespace) -> int:
         found = real(options.real, options.seed, options.out or Path(temporary))
     false = sum(each.verdict in ("more", "less") for each in found)
     print(f"{false} of {len(found)} real experiments with two identical cells show a difference")
-    if options.json is not None:
-        result = [{name: getattr(each, name) for name in ("ratio", "low", "high", "verdict")} for each in found]
-        options.json.write_text(json.dumps({"seed": options.seed, "real": result}, indent=2) + "\n", encoding="utf-8")
+    result = [{name: getattr(each, name) for name in ("ratio", "low", "high", "verdict")} for each in found]
+    figures.write(options.json, {"seed": options.seed, "real": result})
     return int(len(found) < options.real or false > MOST_FALSE_REAL * options.real)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Make the experiments, print the table, and return the exit status."""
-    options = _parse(arguments)
+    options = parse(words)
     if options.real:
         return _show_real(options)
     rows = synthetic(options.experiments, options.seed)
     print(f"{options.experiments} synthetic experiments of each kind, seed {options.seed}")
     show(rows)
-    if options.json is not None:
-        result = [asdict(row) | {"rate": row.rate} for row in rows]
-        options.json.write_text(
-            json.dumps({"seed": options.seed, "synthetic": result}, indent=2) + "\n", encoding="utf-8"
-        )
+    result = [asdict(row) | {"rate": row.rate} for row in rows]
+    figures.write(options.json, {"seed": options.seed, "synthetic": result})
     if not passes(rows):
         print(f"more than {MOST_FALSE:.0%} show a difference that is none, or too few find a true one", file=sys.stderr)
         return 1
     return 0
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description="Count how often a comparison shows a difference that is there, and one that is not."
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    found = arguments.parser(
+        "ab_honesty", "Count how often a comparison shows a difference that is there, and one that is not."
     )
-    parser.add_argument("--experiments", type=int, default=2000, help="of each kind (default %(default)s)")
-    parser.add_argument(
-        "--real", type=int, default=0, metavar="N", help="instead, so many with real jobs (20 take about ten minutes)"
+    add = found.add_argument
+    add("--experiments", type=arguments.natural, default=2000, metavar="N", help="of each kind (default: %(default)s)")
+    add(
+        "--real",
+        type=arguments.whole(0, 1000),
+        default=0,
+        metavar="N",
+        help="instead, so many with real jobs, of which 20 take about ten minutes (default: %(default)s, none)",
     )
-    parser.add_argument("--out", type=Path, help="folder for the real experiments (default: a temporary one)")
-    parser.add_argument("--seed", type=int, default=1, help="of the random numbers (default %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    return parser.parse_args(arguments)
+    add("--out", type=arguments.folder, metavar="DIR", help="for the real experiments (default: a temporary one)")
+    add("--seed", type=arguments.seed, default=1, metavar="N", help="of the random numbers (default: %(default)s)")
+    add("--json", type=arguments.json_file, metavar="FILE", help="write the figures there as well (default: nowhere)")
+    return found
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options in force.
+
+    Raises:
+        SystemExit: they do not fit together.
+    """
+    asked = parser()
+    options = asked.parse_args(words)
+    if options.out is not None and not options.real:
+        asked.error("--out is for --real only; leave it out, or add that")
+    return options
 
 
 if __name__ == "__main__":

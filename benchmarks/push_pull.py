@@ -30,38 +30,36 @@ with the sum, exactly.  One that differs ends the benchmark with status 1.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from benchmarks import environment, profiling, systems, turns
+import numpy as np
+
+from benchmarks import arguments, environment, figures, profiling, systems, turns
 from benchmarks.side import Side, SideError
 from benchmarks.turns import Turn, say
 
-DTYPES = ("float32", "float64", "float16", "int32", "int64")
 PEERS = ("none", "gloo", "gloo-fused", "mxnet")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Measure, print a table, write the JSON file; returns the exit status."""
-    options = _parse(arguments)
+    options = parse(words)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         found = measure(options)
     except SideError as error:
         print(f"push_pull: {error}", file=sys.stderr)
-        return 1
+        return error.status
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     print(as_text(found))
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    figures.write(options.json, found)
     return 0
 
 
@@ -77,20 +75,23 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     make_peer, peer_work = _peer(options, work)
     in_flights = systems.in_flights(options.peer, peer_work, options.in_flight)
     about = environment.describe()
+    settings = figures.settings(options, systems.ours_environment(options.transport))
     ours: list[Turn] = []
     theirs: list[Turn] = []
     times = options.seconds, options.warmup
     for pair in range(options.pairs):
         side = systems.ours(work, options.transport)
         ours.append(turns.take(side, work, (options.in_flight,), *times, profile=options.profile and not pair))
-        line = f"pair {pair + 1} of {options.pairs}: ours {ours[-1].windows[options.in_flight].rate:.3f} GB/s"
+        line = f"pair {pair + 1} of {options.pairs}: ours {figures.rate(ours[-1].windows[options.in_flight].rate)}"
         if make_peer is not None:
             theirs.append(turns.take(make_peer(), peer_work, in_flights, *times))
-            line += f", {options.peer} " + ", ".join(f"{each.rate:.3f}" for each in theirs[-1].windows.values())
+            line += f"; {options.peer} " + ", ".join(
+                f"{figures.rate(each.rate)} {figures.in_flight(key)}" for key, each in theirs[-1].windows.items()
+            )
         say(line)
     found = _ours(ours, options.in_flight) | (_theirs(ours, theirs, options.in_flight) if theirs else _NO_PEER)
     found |= {"verified": all(each.verified for each in (*ours, *theirs)), "work": systems.summary(work)}
-    return found | {"settings": _settings(options), "environment": about}
+    return found | {"settings": settings, "environment": about}
 
 
 def _peer(options: argparse.Namespace, work: systems.Work) -> tuple[Callable[[], Side] | None, systems.Work]:
@@ -176,20 +177,12 @@ def _peaks(all_turns: Sequence[Turn]) -> dict[str, float]:
     return {name: round(max(turn.peaks.get(name, 0.0) for turn in all_turns), 1) for name in names}
 
 
-def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    """The options, and the variables that reach our processes."""
-    given = {name: os.fspath(each) if isinstance(each, Path) else each for name, each in vars(options).items()}
-    environ = {**os.environ, **systems.ours_environment(options.transport)}
-    given["variables"] = {name: environ[name] for name in sorted(environ) if name.startswith(("BYTEPS_", "OMP_"))}
-    return given
-
-
 def as_text(found: dict[str, Any]) -> str:
     """The table: a row of medians for each side, and the ratios."""
     work, peer = found["work"], found["settings"]["peer"]
     rows = [("byteps_py", "ours", "cpu_s_per_gb", "latency_us", "peak_pss_mb")]
     if found["peer"]:
-        name = f"{peer}, {found['peer_in_flight'] or 'all'} in flight" if peer != "gloo-fused" else peer
+        name = f"{peer}, {figures.in_flight(found['peer_in_flight'])}" if peer != "gloo-fused" else peer
         rows.append((name, "peer", "peer_cpu_s_per_gb", "peer_latency_us", "peer_peak_pss_mb"))
     lines = [
         f"{work['workers']} workers, {work['servers']} servers, {work['tensors']} x {work['count']} {work['dtype']}, "
@@ -198,15 +191,15 @@ def as_text(found: dict[str, Any]) -> str:
         f"{'':24}{'GB/s per worker':>16}{'CPU-s per GB':>14}{'step p50 us':>13}{'p99 us':>12}{'peak PSS MB':>13}",
     ]
     for name, rates, cpu, latency, peaks in rows:
-        figures = f"{statistics.median(found[rates]):16.4g}{found[cpu]:14.4g}"
-        figures += (
+        columns = f"{statistics.median(found[rates]):16.4g}{found[cpu]:14.4g}"
+        columns += (
             f"{found[latency]['p50']:13.0f}{found[latency]['p99']:12.0f}{max(found[peaks].values(), default=0):13.0f}"
         )
-        lines.append(f"{name:24}{figures}")
+        lines.append(f"{name:24}{columns}")
     if found["peer"]:
         lines.append(
-            f"ours over the peer's, median of the pairs: rate {found['ratio_median']:.2f}, time of a step "
-            f"{found['time_ratio_median']:.2f}, its p50 {found['latency_ratio']:.2f}"
+            f"ours over the peer's, median of the pairs: rate {figures.ratio(found['ratio_median'])}, time of a step "
+            f"{figures.ratio(found['time_ratio_median'])}, its p50 {figures.ratio(found['latency_ratio'])}"
         )
     lines += [
         f"{name}, CPU-s per GB: "
@@ -221,42 +214,71 @@ def as_text(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.push_pull", description="Measure push_pull, alone or in turn with a peer."
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    found = arguments.parser("push_pull", "Measure push_pull, alone or in turn with a peer.")
+    add = found.add_argument
+    add("--workers", type=arguments.processes, default=2, metavar="N", help="default: %(default)s")
+    add("--servers", type=arguments.processes, default=2, metavar="N", help="default: %(default)s")
+    add("--tensors", type=arguments.natural, default=25, metavar="N", help="of a step (default: %(default)s)")
+    add("--bytes", type=arguments.natural, default=4194304, metavar="N", help="of one tensor (default: %(default)s)")
+    add("--dtype", choices=arguments.DTYPES, default="float32", help="default: %(default)s; NumPy has no bfloat16")
+    arguments.add_transport(found)
+    add("--arena", choices=("yes", "no"), default="no", help="our tensors come from bps.empty (default: %(default)s)")
+    add(
+        "--in-flight",
+        type=arguments.whole(0),
+        default=0,
+        metavar="N",
+        help="our operations at a time, and MXNet's (default: %(default)s, all of a step)",
     )
-    parser.add_argument("--workers", type=_natural, default=2, help="default: %(default)s")
-    parser.add_argument("--servers", type=_natural, default=2, help="default: %(default)s")
-    parser.add_argument("--tensors", type=_natural, default=25, help="of a step (default: %(default)s)")
-    parser.add_argument("--bytes", type=_natural, default=4194304, help="of one tensor (default: %(default)s)")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="default: %(default)s")
-    parser.add_argument("--transport", choices=("auto", "tcp", "shm"), default="auto", help="default: %(default)s")
-    parser.add_argument("--arena", choices=("yes", "no"), default="no", help="our tensors come from bps.empty")
-    parser.add_argument(
-        "--in-flight", type=int, default=0, metavar="N", help="operations at a time (default: 0, all of a step)"
-    )
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each window (default: %(default)s)")
-    parser.add_argument("--warmup", type=float, default=1.0, help="seconds before it (default: %(default)s)")
-    parser.add_argument("--pairs", type=_natural, default=5, help="turns of each side (default: %(default)s)")
-    parser.add_argument("--peer", choices=PEERS, default="none", help="default: %(default)s")
-    parser.add_argument("--peer-python", default=sys.executable, metavar="PATH", help="the Python that has MXNet")
-    parser.add_argument("--profile", action="store_true", help="sample our processes with perf, in a window more")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    options = parser.parse_args(arguments)
-    if options.in_flight < 0:
-        parser.error("--in-flight is 0 (all of a step) or a number of operations")
+    add("--seconds", type=arguments.seconds, default=5.0, help="of each window (default: %(default)s)")
+    add("--warmup", type=arguments.warmup_seconds, default=1.0, help="seconds before it (default: %(default)s)")
+    add("--pairs", type=arguments.natural, default=5, metavar="N", help="turns of each side (default: %(default)s)")
+    add("--peer", choices=PEERS, default="none", help="default: %(default)s")
+    add("--peer-python", metavar="PATH", help="the Python that has MXNet (default: this one)")
+    add("--profile", action="store_true", help="sample our processes with perf, in a window more (default: no)")
+    add("--json", type=arguments.json_file, metavar="FILE", help="write the figures there as well (default: nowhere)")
+    return found
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options in force, which have been found to fit together.
+
+    Raises:
+        SystemExit: they do not, or a peer is not installed.
+    """
+    asked = parser()
+    options = asked.parse_args(words)
+    options.transport = arguments.transport(asked, options.transport)
+    arguments.check_items(asked, options.bytes, np.dtype(options.dtype).itemsize, options.dtype)
+    together = options.workers * options.tensors * options.bytes
+    arguments.check_memory(asked, together, "the tensors of all workers")
     if options.profile and not profiling.available():
-        parser.error("--profile needs perf, which is not installed (Debian: apt install linux-perf)")
-    if options.peer == "mxnet" and options.dtype not in ("float32", "float16"):
-        parser.error(f"MXNet's store does not sum {options.dtype}; use float32")
+        asked.error("--profile needs perf, which is not installed (Debian: apt install linux-perf)")
+    if options.peer in ("gloo", "gloo-fused"):
+        if options.workers < 2:
+            asked.error(f"--peer {options.peer} needs at least 2 workers: gloo has nothing to do for one")
+        arguments.check_torch(asked, f"--peer {options.peer}")
+    if options.peer == "mxnet":
+        _check_mxnet(asked, options)
+    elif options.peer_python is not None:
+        asked.error("--peer-python is for --peer mxnet only; leave it out, or add that")
     return options
 
 
-def _natural(word: str) -> int:
-    number = int(word)
-    if number < 1:
-        raise ValueError
-    return number
+def _check_mxnet(asked: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if options.dtype not in ("float32", "float16"):
+        asked.error(f"MXNet's store does not sum {options.dtype}; use float32")
+    python = sys.executable if options.peer_python is None else options.peer_python
+    # Processes start in the clone; a link, as that of a virtual environment, must stay one.
+    options.peer_python = os.path.abspath(python) if os.sep in python else python
+    problem = systems.lacks_mxnet(options.peer_python)
+    if problem is not None:
+        asked.error(
+            f"{python!r} cannot import mxnet: {problem}; give --peer-python PATH of a Python with mxnet==1.9.1 and "
+            "numpy==1.23.5"
+        )
 
 
 if __name__ == "__main__":

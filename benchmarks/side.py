@@ -27,7 +27,15 @@ _KILL_SECONDS = 5.0
 
 
 class SideError(Exception):
-    """A process has failed, or not ended, or not answered; the message ends with the last lines of output."""
+    """A process has failed, or not ended, or not answered; the message ends with the last lines of output.
+
+    Attributes:
+        status: the exit status that a benchmark ends with: 2 if a process has refused its settings with that, else 1.
+    """
+
+    def __init__(self, message: str, ended: int = 1) -> None:
+        super().__init__(message)
+        self.status = 2 if ended == 2 else 1
 
 
 @dataclass(frozen=True)
@@ -161,7 +169,9 @@ class Side:
             now = time.monotonic()
             ended = [each.returncode for each in self._processes if each.poll() is not None]
             if ended and not condition():
-                raise SideError(f"{self.name}: a process has ended with status {ended[0]} in {what!r}{self._said()}")
+                raise SideError(
+                    f"{self.name}: a process has ended with status {ended[0]} in {what!r}{self._said()}", ended[0]
+                )
             if now > deadline:
                 raise SideError(f"{self.name}: {what!r} took more than {limit:.0f} s{self._said()}")
             if watch_memory and now > next_look:
@@ -178,7 +188,9 @@ class Side:
             except subprocess.TimeoutExpired:
                 raise SideError(f"{self.name}: a process does not end{self._said()}") from None
             if status:
-                raise SideError(f"{self.name}: a process has ended with status {status} at the end{self._said()}")
+                raise SideError(
+                    f"{self.name}: a process has ended with status {status} at the end{self._said()}", status
+                )
 
     def _said(self) -> str:
         lines: list[str] = []

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import os
 import socket
+import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from benchmarks import arguments
+from benchmarks.environment import ROOT
 from benchmarks.side import Program, Side
 
 GLOO_IN_FLIGHT = (1, 10)
@@ -52,9 +54,8 @@ def one_thread() -> dict[str, str]:
 
 
 def ours_environment(transport: str) -> dict[str, str]:
-    """Variables that our side gets beside the caller's."""
-    chosen = {} if transport == "auto" else {"BYTEPS_TRANSPORT": transport}
-    return {**one_thread(), "BYTEPS_FORCE_DISTRIBUTED": "1", **chosen}
+    """Variables that our side gets beside the caller's, and before them."""
+    return {**one_thread(), "BYTEPS_FORCE_DISTRIBUTED": "1", arguments.TRANSPORT: transport}
 
 
 def bpslaunch(workers: int, servers: int, module: str, environ: dict[str, str]) -> Program:
@@ -98,6 +99,18 @@ def mxnet(work: Work, python: str) -> Side:
     )
 
 
+def lacks_mxnet(python: str) -> str | None:
+    """Why MXNet does not run on the Python at ``python``, in a line; None if it does. Starts it to see."""
+    try:
+        done = subprocess.run(
+            [python, "-c", "import mxnet"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        )
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    return lines[-1] if done.returncode else None
+
+
 def in_flights(peer: str, work: Work, asked: int) -> tuple[int, ...]:
     """How many operations at a time a peer is measured with; the best one counts."""
     if work.tensors == 1:
@@ -113,8 +126,8 @@ def _free_port() -> int:
 
 
 def elements(size: int, dtype: str) -> int:
-    """Elements of a tensor of about ``size`` bytes, at least one."""
-    return max(1, math.floor(size / np.dtype(dtype).itemsize))
+    """Elements of a tensor of ``size`` bytes, which is a multiple of their length."""
+    return size // np.dtype(dtype).itemsize
 
 
 def summary(work: Work) -> dict[str, Any]:

@@ -18,42 +18,41 @@ parameters, bit for bit, and both sides the same within rounding; after the wind
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import signal
 import statistics
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks import environment, systems, turns
+from benchmarks import arguments, environment, figures, systems, turns
 from benchmarks.side import Program, Side, SideError
 from benchmarks.turns import say
 
 FIRST_STEPS = 3
+LEAST_PIXELS = 32
+"""resnet18 halves an image five times."""
 RELATIVE, ABSOLUTE = 1e-3, 1e-5
 """How close the parameters of two sides must be: rounding grows in each step."""
 Parameters = npt.NDArray[np.float32]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Measure, print, write the JSON file; returns the exit status."""
-    options = _parse(arguments)
+    options = parse(words)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         found = measure(options)
     except SideError as error:
         print(f"train_step: {error}", file=sys.stderr)
-        return 1
+        return error.status
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     print(as_text(found))
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    figures.write(options.json, found)
     return 0
 
 
@@ -64,6 +63,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         SideError: a process has failed, or parameters differ that must not.
     """
     about = environment.describe()
+    settings = figures.settings(options, systems.ours_environment(options.transport))
     ours, peer, alone = [], [], []
     for pair in range(options.pairs):
         seconds, parameters = _turn("ours", options)
@@ -78,7 +78,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             alone.append(_turn("alone", options)[0])
             words.append(f"without exchange {1e3 * alone[-1]:.1f} ms")
         say(f"pair {pair + 1} of {options.pairs}: {', '.join(words)}")
-    settings = {name: str(each) if isinstance(each, Path) else each for name, each in vars(options).items()}
     return {
         "ours": ours,
         "peer": peer,
@@ -146,37 +145,64 @@ def as_text(found: dict[str, Any]) -> str:
     settings = found["settings"]
     lines = [
         f"{settings['model']}, {found['parameters'] / 1e6:.1f} M parameters, batch {settings['batch']}, "
-        f"{settings['workers']} workers, {settings['servers']} servers; medians of {settings['pairs']} turns",
+        f"{settings['workers']} workers, {settings['servers']} servers, transport {settings['transport']}, "
+        f"arena {settings['arena']}; medians of {settings['pairs']} turns",
     ]
     for title, key in (("byteps_py", "ours"), (settings["peer"], "peer"), ("without exchange", "alone")):
         if found[key]:
             lines.append(f"{title:20}{1e3 * statistics.median(found[key]):9.1f} ms a step")
     if found["peer"]:
-        lines.append(f"our time over the peer's, median of the pairs: {found['ratio_median']:.2f}")
+        lines.append(f"our time over the peer's, median of the pairs: {figures.ratio(found['ratio_median'])}")
     return "\n".join(lines)
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.train_step", description="Measure a training step, in turn with torch DDP over gloo."
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    found = arguments.parser("train_step", "Measure a training step, in turn with torch DDP over gloo.")
+    add = found.add_argument
+    add("--model", choices=("resnet18", "mlp", "transformer"), default="resnet18", help="default: %(default)s")
+    add("--peer", choices=("none", "ddp-gloo"), default="ddp-gloo", help="default: %(default)s")
+    add("--workers", type=arguments.processes, default=2, metavar="N", help="default: %(default)s")
+    add("--servers", type=arguments.processes, default=1, metavar="N", help="default: %(default)s")
+    add("--batch", type=arguments.natural, default=16, metavar="N", help="samples per worker (default: %(default)s)")
+    add(
+        "--pixels",
+        type=arguments.whole(LEAST_PIXELS),
+        default=64,
+        metavar="N",
+        help=f"height and width of resnet18's images, at least {LEAST_PIXELS} (default: %(default)s)",
     )
-    parser.add_argument("--model", choices=("resnet18", "mlp", "transformer"), default="resnet18")
-    parser.add_argument("--peer", choices=("none", "ddp-gloo"), default="ddp-gloo", help="default: %(default)s")
-    parser.add_argument("--workers", type=int, default=2, help="default: %(default)s")
-    parser.add_argument("--servers", type=int, default=1, help="default: %(default)s")
-    parser.add_argument("--batch", type=int, default=16, help="samples per worker (default: %(default)s)")
-    parser.add_argument("--pixels", type=int, default=64, help="height and width of images (default: %(default)s)")
-    parser.add_argument("--transport", choices=("auto", "tcp", "shm"), default="auto", help="default: %(default)s")
-    parser.add_argument(
-        "--arena", choices=("yes", "no"), default="yes", help="our gradients live in the arena (default: %(default)s)"
-    )
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each window (default: %(default)s)")
-    parser.add_argument("--warmup", type=float, default=1.0, help="seconds before it (default: %(default)s)")
-    parser.add_argument("--pairs", type=int, default=5, help="turns of each side (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of weights and data (default: %(default)s)")
-    parser.add_argument("--alone", action="store_true", help="measure steps without any exchange as well")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
-    return parser.parse_args(arguments)
+    arguments.add_transport(found)
+    add("--arena", choices=("yes", "no"), default="yes", help="our gradients live in the arena (default: %(default)s)")
+    add("--seconds", type=arguments.seconds, default=5.0, help="of each window (default: %(default)s)")
+    add("--warmup", type=arguments.warmup_seconds, default=1.0, help="seconds before it (default: %(default)s)")
+    add("--pairs", type=arguments.natural, default=5, metavar="N", help="turns of each side (default: %(default)s)")
+    add("--seed", type=arguments.seed, default=1, metavar="N", help="of weights and data (default: %(default)s)")
+    add("--alone", action="store_true", help="measure steps without any exchange as well (default: no)")
+    add("--json", type=arguments.json_file, metavar="FILE", help="write the figures there as well (default: nowhere)")
+    return found
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options in force, which have been found to fit together.
+
+    Raises:
+        SystemExit: they do not, or torch is not installed.
+    """
+    asked = parser()
+    options = asked.parse_args(words)
+    options.transport = arguments.transport(asked, options.transport)
+    if options.peer != "none" and options.workers < 2:
+        asked.error(f"--peer {options.peer} needs at least 2 workers: DDP exchanges nothing for one")
+    if options.model == "resnet18" and options.batch == 1 and options.pixels <= LEAST_PIXELS:
+        asked.error(
+            f"resnet18 normalizes over a batch, and one image of {LEAST_PIXELS} x {LEAST_PIXELS} has a single value "
+            f"for that in the end; use --batch 2, or --pixels {LEAST_PIXELS + 1}"
+        )
+    sample = {"resnet18": 12 * options.pixels**2, "mlp": 4096, "transformer": 512}[options.model]
+    arguments.check_memory(asked, 4 * options.workers * options.batch * sample, "the 4 batches of each worker")
+    arguments.check_torch(asked, "train_step")
+    return options
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ measurement is printed as the result.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks import arguments, figures
 from byteps_py.tune import analysis, experiment, factors, journal, screen, table
 from byteps_py.tune.model import Factor
 from byteps_py.tune.results import Analysis, CellResult, Interval
@@ -160,17 +160,30 @@ def server_cpu(cell: CellResult) -> tuple[float, float]:
     return next(((each.cores, each.seconds_per_step) for each in cell.cpu if each.role == "server"), (0.0, 0.0))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    found = arguments.parser("wait_policy", (__doc__ or "").partition("\n\n")[0])
+    add = found.add_argument
+    blocks = arguments.whole(2, 10_000)  # one block says nothing about how sure a difference is
+    add("--blocks", type=blocks, default=7, metavar="N", help="of the second measurement (default: %(default)s)")
+    add("--screening-blocks", type=blocks, default=3, metavar="N", help="of the first one (default: %(default)s)")
+    add(
+        "--warmup-steps",
+        type=arguments.whole(0, 10**9),
+        default=20,
+        metavar="N",
+        help="of each run, which are not counted (default: %(default)s)",
+    )
+    add("--steps", type=arguments.whole(1, 10**9), default=120, metavar="N", help="of each run (default: %(default)s)")
+    add("--seed", type=arguments.seed, default=1, metavar="N", help="of the order of runs (default: %(default)s)")
+    add("--out", type=arguments.folder, metavar="DIR", help="for the experiments (default: a temporary one)")
+    add("--json", type=arguments.json_file, metavar="FILE", help="write the figures there as well (default: nowhere)")
+    return found
+
+
+def main(words: Sequence[str] | None = None) -> int:
     """Screen, measure anew, print; exit status 1 if no setting was found in which the policy matters."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--blocks", type=int, default=7, help="of the second measurement (default %(default)s)")
-    parser.add_argument("--screening-blocks", type=int, default=3, help="of the first (default %(default)s)")
-    parser.add_argument("--warmup-steps", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="folder for the experiments (default: a temporary one)")
-    parser.add_argument("--json", type=Path, help="file for the figures")
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(words)
     with tempfile.TemporaryDirectory() as temporary:
         return _run(options, options.out or Path(temporary))
 
@@ -195,8 +208,7 @@ def _run(options: argparse.Namespace, folder: Path) -> int:
         print("\n".join(explain(setting, result, cores)))
         print("\n" + table.as_text(result))
         found.append((setting, gain(result)))
-    if options.json is not None:
-        options.json.write_text(json.dumps([_figures(*each) for each in found], indent=1) + "\n", encoding="utf-8")
+    figures.write(options.json, [_figures(*each) for each in found])
     return _conclude(*found)
 
 

@@ -18,7 +18,7 @@ import byteps_py as bps
 from tests.helpers.launches import OWN_GROUP, until
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = ("--seconds", "0", "--warmup", "0", "--pairs", "1")
+TINY = ("--seconds", "0.001", "--warmup", "0", "--pairs", "1")
 KEYS = {
     *("ours", "peer", "ratio_median", "cpu_s_per_gb", "peer_cpu_s_per_gb", "messages_per_step", "peak_pss_mb"),
     *("verified", "latency_us", "peer_latency_us", "latency_ratio", "time_ratio_median", "settings", "environment"),
@@ -74,6 +74,8 @@ def test_push_pull_and_gloo(tmp_path: Path, peer: str, tensors: str, windows: se
     assert found["ratio_median"] == pytest.approx(found["ours"][0] / found["peer"][0])
     assert found["latency_ratio"] == pytest.approx(found["latency_us"]["p50"] / found["peer_latency_us"]["p50"])
     assert "ours over the peer's" in out
+    assert "one at a time" in out
+    assert ("10 in flight" in out) == ("10" in windows)
 
 
 @pytest.mark.skipif(not MXNET_PYTHON, reason="BPS_TEST_MXNET_PYTHON names no Python with MXNet")
@@ -85,12 +87,21 @@ def test_push_pull_and_mxnet(tmp_path: Path) -> None:
     assert {"worker-1", "server-1", "scheduler-0"} <= found["peer_peak_pss_mb"].keys()
 
 
-def test_a_peer_that_cannot_run_ends_it(tmp_path: Path) -> None:
-    words = ("--peer", "mxnet", "--peer-python", sys.executable, "--tensors", "1", "--bytes", "100")
-    out, found = run(tmp_path, "push_pull", *TINY, *words, status=1)
-    assert "MXNet: a process has ended with status 1 in 'verify'" in out
-    assert "No module named 'mxnet'" in out
+def test_settings_that_our_processes_refuse_have_their_exit_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BYTEPS_PARTITION_BYTES", "many")
+    out, found = run(tmp_path, "push_pull", *TINY, "--tensors", "1", "--bytes", "100", status=2)
+    assert "byteps_py: a process has ended with status 2 in 'verify'" in out
+    assert "BYTEPS_PARTITION_BYTES" in out
     assert found == {}
+
+
+def test_the_transport_that_is_exported_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BYTEPS_TRANSPORT", "tcp")
+    out, found = run(tmp_path, "push_pull", *TINY, "--tensors", "1", "--bytes", "100")
+    assert "transport tcp, arena no" in out
+    assert found["settings"]["transport"] == found["settings"]["variables"]["BYTEPS_TRANSPORT"] == "tcp"
 
 
 def test_the_workload_of_ab(tmp_path: Path) -> None:
@@ -137,6 +148,7 @@ def test_the_echo_in_turn_with_push_pull(tmp_path: Path) -> None:
     words = ("--push-pull", "--seconds", "0.05", "--warmup", "0", "--pairs", "1", "--bytes", "65536", "--tensors", "2")
     _, found = run(tmp_path, "raw_transport", *words)
     assert found["ratio_median"] == pytest.approx(found["ours"][0] / found["echo"][0])
+    assert found["settings"]["variables"]["BYTEPS_TRANSPORT"] == "tcp"
 
 
 @needs_torch
@@ -149,3 +161,4 @@ def test_train_step(tmp_path: Path) -> None:
     assert found["ratio_median"] == pytest.approx(found["ours"][0] / found["peer"][0])
     assert found["alone"][0] > 0
     assert "resnet18, 11.7 M parameters" in out
+    assert found["settings"]["variables"]["BYTEPS_TRANSPORT"] == "auto"

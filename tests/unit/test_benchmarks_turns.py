@@ -98,7 +98,6 @@ def test_bytes_of_a_step() -> None:
     assert WORK.step_bytes == WORK.fused().step_bytes == 500_000_000
     assert WORK.fused().tensors == 1
     assert systems.elements(1024, "float16") == 512
-    assert systems.elements(3, "float32") == 1
 
 
 def test_what_is_measured_with_how_many_in_flight() -> None:
@@ -109,7 +108,8 @@ def test_what_is_measured_with_how_many_in_flight() -> None:
 
 def test_openmp_has_one_thread_unless_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert systems.ours_environment("auto") == {"OMP_NUM_THREADS": "1", "BYTEPS_FORCE_DISTRIBUTED": "1"}
+    chosen = {"OMP_NUM_THREADS": "1", "BYTEPS_FORCE_DISTRIBUTED": "1", "BYTEPS_TRANSPORT": "auto"}
+    assert systems.ours_environment("auto") == chosen
     assert systems.gloo_environment()["OMP_NUM_THREADS"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert systems.ours_environment("tcp")["OMP_NUM_THREADS"] == "3"
