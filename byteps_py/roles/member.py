@@ -172,8 +172,8 @@ class SchedulerLink:
         if not limit and waited > _LAUNCHED_SECONDS and self._register.launch_id and self._register.num_worker == 1:
             raise TransportTimeout(
                 f"no scheduler answered at {self._address} within {waited:.0f} s{self._diagnosis()}: if the job of "
-                "this launch has ended before, start this program by a bpslaunch of its own, since a launch is one job; "
-                "if not, mend what keeps this process from the scheduler"
+                "this launch has ended before, start this program by a bpslaunch of its own, since a launch is one "
+                "job; if not, mend what keeps this process from the scheduler"
             )
         if now >= self._report_due:
             self._report_due = now + _REPORT_INTERVAL
