@@ -13,6 +13,10 @@ on its way            error: one backward pass too many     wait
 ====================  ====================================  ==================================
 
 After :meth:`~GradientExchange.synchronize` all passes remain again.
+
+Hooks on the CPU *gather* gradients, and push them when there are enough bytes for a message: between two layers the
+processor's caches hold what the layers need, and each visit to the code that pushes costs ten times what it costs when
+several are pushed one after the other.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from byteps_py.roles.pending import Pending
 from byteps_py.torch import homes
 from byteps_py.torch.compression import Compressor
 from byteps_py.torch.homes import Home
+from byteps_py.torch.names import check_names, next_number, some
 from byteps_py.torch.staging import Buffer, Staging, Submission
 from byteps_py.torch.tensors import as_array, check_dense, copy_back, stage, to_tensor, wire_tag
 from byteps_py.types import DType, Operation, TensorSpec
@@ -40,20 +45,25 @@ __all__ = ["GradientExchange"]
 
 _Groups = Sequence[dict[str, Any]]
 
+GATHERED_BYTES: Final = 1 << 22
+"""So many are worth a push while a backward pass is running."""
+
 _staging: Final = Staging()
 
 
 @dataclass
 class _Push:
-    """A contribution on its way. ``gradient`` is None if it was absent; ``version`` tells later changes to it.
+    """A contribution on its way, or gathered to be so. ``gradient`` is None if it was absent; ``version`` tells later
+    changes to it, and ``touched`` those before it was on its way.
 
     The result comes into ``staged``, which may be in the memory of ``gradient``, or into ``buffer``
     if that is on a GPU.
     """
 
-    pending: Pending | Submission
+    pending: Pending | Submission | None
     gradient: torch.Tensor | None
     version: int
+    touched: bool = False
     staged: torch.Tensor | None = None
     buffer: Buffer | None = None
 
@@ -104,10 +114,12 @@ class GradientExchange:
         """Whether :meth:`synchronize` has been called and nothing was accumulated or cleared since."""
         self._compression = compression
         self._passes = _check_passes(passes)
-        self._names = _check_names(named_parameters, groups)
+        self._names = check_names(named_parameters, groups)
         self._slots: dict[torch.Tensor, _Slot] = {}
+        self._gathered: list[_Slot] = []
+        self._gathered_bytes = 0
         session = _session.current()
-        number = _next_number(session)
+        number = next_number(session)
         self._prefix = f"Gradient{number}."
         self._loss = TensorSpec(f"Loss{number}", DType.FLOAT64, (1,))
         self._register(session, groups)
@@ -133,7 +145,7 @@ class GradientExchange:
         flying = [slot.label for slot in self._slots.values() if slot.push is not None]
         if flying:
             raise BytePSError(
-                f"{caller} was called while the gradients of {_some(flying)} are on their way to the other workers: "
+                f"{caller} was called while the gradients of {some(flying)} are on their way to the other workers: "
                 "call step() or synchronize() first"
             )
         self.synchronized = False
@@ -155,6 +167,7 @@ class GradientExchange:
         self._register(session, groups)
         # Whatever fails, all others are contributed and waited for: other workers do the same, and a push that is still
         # on its way writes to .grad.
+        self._take_gathered()
         errors = _attempt(self._slots.values(), lambda slot: self._contribute(session, slot))
         errors += _attempt(self._slots.values(), _wait if errors else _finish)
         for slot in self._slots.values():
@@ -217,17 +230,35 @@ class GradientExchange:
             )
         self.synchronized = False
         slot.remaining -= 1
-        if slot.remaining <= 0:
+        if slot.remaining > 0:
+            return
+        gradient = slot.parameter.grad
+        if gradient is None or _staging.takes(gradient):
             self._push(_session.current(), slot)
+            return
+        _check_gradient(slot, gradient)
+        slot.push = _Push(None, gradient, gradient._version)
+        self._gathered.append(slot)
+        self._gathered_bytes += slot.spec.nbytes
+        if self._gathered_bytes >= GATHERED_BYTES:
+            session = _session.current()
+            for each in self._take_gathered():
+                self._push(session, each)
+
+    def _take_gathered(self) -> list[_Slot]:
+        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        return gathered
 
     def _contribute(self, session: _session.Session, slot: _Slot) -> None:
-        if slot.push is None:
+        had_gradient = slot.push is not None
+        if slot.push is None or slot.push.pending is None:
             self._push(session, slot)
-        else:
-            _check_untouched(slot, slot.push)
+        if had_gradient:
+            _check_untouched(slot)
 
     def _push(self, session: _session.Session, slot: _Slot) -> None:
         gradient = slot.parameter.grad
+        touched = _is_touched(slot)
         staged, array = None, None
         if gradient is not None:
             _check_gradient(slot, gradient)
@@ -241,7 +272,7 @@ class GradientExchange:
                 staged = stage(gradient, slot.dtype)
                 array = as_array(staged)
         pending = session.submit(slot.spec, array, array, Operation.AVERAGE, priority=slot.priority, step=self.step)
-        slot.push = _Push(pending, gradient, 0 if gradient is None else gradient._version, staged)
+        slot.push = _Push(pending, gradient, 0 if gradient is None else gradient._version, touched, staged)
 
     def _push_from_device(self, session: _session.Session, slot: _Slot, gradient: torch.Tensor) -> _Push:
         buffer = slot.buffer = slot.buffer or _staging.buffer(session, slot.spec, slot.dtype, gradient.device)
@@ -270,7 +301,12 @@ def _move_in(
         return gradient, gradient.detach()
     staged = home.move_in(session, gradient)
     # One of another layout keeps it, and one that is a part of a graph stays there.
-    if gradient.dtype != slot.dtype or not gradient.is_contiguous() or gradient.requires_grad or gradient.is_neg():
+    if (
+        gradient.dtype != slot.dtype
+        or gradient.stride() != staged.stride()
+        or gradient.requires_grad
+        or gradient.is_neg()
+    ):
         return gradient, staged
     slot.parameter.grad = staged
     return staged, staged
@@ -285,11 +321,17 @@ def _check_gradient(slot: _Slot, gradient: torch.Tensor) -> None:
         )
 
 
-def _check_untouched(slot: _Slot, push: _Push) -> None:
+def _is_touched(slot: _Slot) -> bool:
+    push, gradient = slot.push, slot.parameter.grad
+    if push is None or push.touched:
+        return push is not None
+    return gradient is not push.gradient or (gradient is not None and gradient._version != push.version)
+
+
+def _check_untouched(slot: _Slot) -> None:
     """What was pushed is what must be there still: a change in between would be overwritten, or mixed in."""
-    gradient = slot.parameter.grad
-    if gradient is not push.gradient or (gradient is not None and gradient._version != push.version):
-        what = "cleared" if gradient is None else "changed or replaced"
+    if _is_touched(slot):
+        what = "cleared" if slot.parameter.grad is None else "changed or replaced"
         raise BytePSError(
             f"the gradient of {slot.label!r} was {what} after its push to the other workers had begun: "
             "call synchronize() first, then clip, scale or clear, then step() within skip_synchronize()"
@@ -308,13 +350,13 @@ def _attempt(slots: Iterable[_Slot], act: Callable[[_Slot], None]) -> list[Excep
 
 
 def _wait(slot: _Slot) -> None:
-    if slot.push is not None:
+    if slot.push is not None and slot.push.pending is not None:
         slot.push.pending.wait()
 
 
 def _finish(slot: _Slot) -> None:
     push = slot.push
-    if push is None:
+    if push is None or push.pending is None:
         return
     array = push.pending.wait()
     with torch.no_grad():
@@ -331,46 +373,3 @@ def _check_passes(passes: int) -> int:
     if passes < 1:
         raise ValueError(f"backward_passes_per_step={passes} must be at least 1")
     return passes
-
-
-def _check_names(
-    named_parameters: Iterable[tuple[str, torch.Tensor]] | None, groups: _Groups
-) -> dict[torch.Tensor, str]:
-    """Names in the order of the model; the first of several names of one tensor counts."""
-    if named_parameters is None:
-        return {}
-    pairs = list(named_parameters)
-    if not all(isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str) for each in pairs):
-        raise ValueError("named_parameters must be pairs of name and tensor, such as model.named_parameters()")
-    seen: set[str] = set()
-    doubled = sorted({name for name, _ in pairs if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
-    if doubled:
-        raise ValueError(f"named_parameters has several tensors of one name: {_some(doubled)}; add a prefix per model")
-    names: dict[torch.Tensor, str] = {}
-    for name, parameter in pairs:
-        names.setdefault(parameter, name)
-    missing = [str(tuple(each.shape)) for group in groups for each in group["params"] if each not in names]
-    if missing:
-        raise ValueError(
-            f"named_parameters lacks {len(missing)} of the optimizer's parameters, of shape {_some(missing)}: "
-            "name all of them, or none"
-        )
-    return names
-
-
-def _some(labels: Sequence[str]) -> str:
-    shown = ", ".join(labels[:5])
-    return shown if len(labels) <= 5 else f"{shown} and {len(labels) - 5} more"
-
-
-_optimizers: Final[weakref.WeakKeyDictionary[_session.Session, int]] = weakref.WeakKeyDictionary()
-
-
-def _next_number(session: _session.Session) -> str:
-    """Empty for the first optimizer of a session, then ``"2"``, ``"3"`` ...: equal names of two models do not clash.
-
-    It comes before the dot, since what follows may be any name: the layers of a Sequential are called by numbers.
-    Workers that make their optimizers in the same order get the same.
-    """
-    number = _optimizers[session] = _optimizers.get(session, 0) + 1
-    return "" if number == 1 else str(number)

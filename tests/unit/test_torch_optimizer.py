@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 import byteps_py.torch as bps  # noqa: E402
 from byteps_py.errors import AgreementError, BytePSError, UnsupportedError  # noqa: E402
-from byteps_py.torch import homes  # noqa: E402
+from byteps_py.torch import gradients, homes  # noqa: E402
 from tests.helpers.fake_session import run_workers  # noqa: E402
 
 nn = torch.nn
@@ -25,6 +25,12 @@ STEPS, BATCH = 4, 6
 @pytest.fixture(autouse=True, params=[0, homes.LEAST_BYTES], ids=["homes", "no-homes"])
 def least_bytes_of_a_home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(homes, "LEAST_BYTES", request.param)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each gradient is pushed by its hook."""
+    monkeypatch.setattr(gradients, "GATHERED_BYTES", 0)
 
 
 def make_model(seed=0):
@@ -189,7 +195,7 @@ def test_branches_taken_at_random_never_mix_steps() -> None:
         torch.testing.assert_close(parameters, list(model.parameters()))
 
 
-def test_gradients_of_several_passes_are_added_up_and_not_divided() -> None:
+def test_gradients_of_several_passes_are_added_up_and_not_divided(at_once) -> None:
     def body(session):
         parameter = torch.zeros(1, requires_grad=True)
         optimizer = bps.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), backward_passes_per_step=3)
@@ -405,7 +411,7 @@ def test_step_after_synchronize_does_not_exchange_twice() -> None:
     assert run_workers(2, body) == [(1, -1.0)] * 2
 
 
-def test_pushes_start_during_the_backward_pass_and_the_front_has_priority() -> None:
+def test_pushes_start_during_the_backward_pass_and_the_front_has_priority(at_once) -> None:
     def body(session):
         model = make_model()
         optimizer = bps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
@@ -423,6 +429,69 @@ def test_pushes_start_during_the_backward_pass_and_the_front_has_priority() -> N
         assert len(session.submitted) == 8
 
     run_workers(2, body)
+
+
+class TestGathering:
+    """Hooks push when there is enough."""
+
+    def test_they_push_what_makes_a_message_and_the_end_pushes_the_rest(self, monkeypatch):
+        monkeypatch.setattr(gradients, "GATHERED_BYTES", 2 * 4 * 16)
+
+        def body(session):
+            model = nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(5)])
+            optimizer = bps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
+            found = []
+            for each in model.parameters():
+                each.register_post_accumulate_grad_hook(lambda _: found.append(len(session.submitted)))
+            for _ in range(2):
+                model(torch.ones(1, 4)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return found, [each.name for each in session.submitted[:5]]
+
+        names = [f"Gradient.{layer}.weight" for layer in (4, 3, 2, 1, 0)]
+        assert run_workers(2, body) == [([0, 2, 2, 4, 4, 5, 7, 7, 9, 9], names)] * 2
+
+    @pytest.mark.parametrize(
+        ("change", "what"),
+        [
+            (lambda parameter: parameter.grad.mul_(2), "changed or replaced"),
+            (lambda parameter: setattr(parameter, "grad", parameter.grad.clone()), "changed or replaced"),
+            (lambda parameter: setattr(parameter, "grad", None), "cleared"),
+        ],
+    )
+    def test_what_was_changed_before_it_was_pushed_is_told_too(self, change, what):
+        def body(session):
+            model = make_model()
+            optimizer = bps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
+            loss_of(model, *make_batches(1)[0]).backward()
+            assert len(session.submitted) == 0
+            change(model[0].weight)
+            with pytest.raises(BytePSError, match=f"gradient of '0.weight' was {what} after its push"):
+                optimizer.step()
+            assert len(session.submitted) == 4
+            optimizer.zero_grad()
+            loss_of(model, *make_batches(1)[0]).backward()
+            optimizer.step()
+            return len(session.submitted)
+
+        assert run_workers(2, body) == [8, 8]
+
+    def test_one_that_cannot_be_pushed_keeps_nothing_back(self, monkeypatch):
+        monkeypatch.setattr(gradients, "GATHERED_BYTES", 1)
+        monkeypatch.setattr(homes, "LEAST_BYTES", 0)
+
+        def body(session):
+            model = make_model()
+            optimizer = bps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
+            empty, session.empty = session.empty, None
+            with pytest.raises(TypeError, match="NoneType"):
+                loss_of(model, *make_batches(1)[0]).backward()
+            session.empty = empty
+            optimizer.synchronize()
+            return len(session.submitted)
+
+        assert run_workers(2, body) == [4, 4]
 
 
 def test_the_order_is_the_models_and_not_the_optimizers() -> None:

@@ -1,0 +1,65 @@
+"""What the parameters of an optimizer are called in messages and on the way."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import torch
+
+from byteps_py import session as _session
+
+__all__ = ["check_names", "next_number", "some"]
+
+
+def check_names(
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None, groups: Sequence[dict[str, Any]]
+) -> dict[torch.Tensor, str]:
+    """Names in the order of the model; the first of several names of one tensor counts. Empty if there are none.
+
+    Args:
+        named_parameters: what the user gave.
+        groups: the optimizer's ``param_groups``, whose parameters must all be named.
+
+    Raises:
+        ValueError: names are missing, doubled or malformed.
+    """
+    if named_parameters is None:
+        return {}
+    pairs = list(named_parameters)
+    if not all(isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str) for each in pairs):
+        raise ValueError("named_parameters must be pairs of name and tensor, such as model.named_parameters()")
+    seen: set[str] = set()
+    doubled = sorted({name for name, _ in pairs if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
+    if doubled:
+        raise ValueError(f"named_parameters has several tensors of one name: {some(doubled)}; add a prefix per model")
+    names: dict[torch.Tensor, str] = {}
+    for name, parameter in pairs:
+        names.setdefault(parameter, name)
+    missing = [str(tuple(each.shape)) for group in groups for each in group["params"] if each not in names]
+    if missing:
+        raise ValueError(
+            f"named_parameters lacks {len(missing)} of the optimizer's parameters, of shape {some(missing)}: "
+            "name all of them, or none"
+        )
+    return names
+
+
+def some(labels: Sequence[str]) -> str:
+    """The first few of them, for a message."""
+    shown = ", ".join(labels[:5])
+    return shown if len(labels) <= 5 else f"{shown} and {len(labels) - 5} more"
+
+
+_optimizers: Final[weakref.WeakKeyDictionary[_session.Session, int]] = weakref.WeakKeyDictionary()
+
+
+def next_number(session: _session.Session) -> str:
+    """Empty for the first optimizer of a session, then ``"2"``, ``"3"`` ...: equal names of two models do not clash.
+
+    It comes before the dot, since what follows may be any name: the layers of a Sequential are called by numbers.
+    Workers that make their optimizers in the same order get the same.
+    """
+    number = _optimizers[session] = _optimizers.get(session, 0) + 1
+    return "" if number == 1 else str(number)
