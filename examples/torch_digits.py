@@ -34,7 +34,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--lr", type=float, default=0.1, help="for 32 images per step; goes with the root of their number"
     )
-    parser.add_argument("--arena", action="store_true", help="gradients live in memory that local servers read")
+    parser.add_argument(
+        "--arena",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="gradients of 64 KiB and more live in memory that local servers read",
+    )
     parser.add_argument("--checkpoint", metavar="FILE", help="worker 0 writes it after every epoch")
     parser.add_argument("--resume", action="store_true", help="worker 0 reads --checkpoint first")
     arguments = parser.parse_args()
