@@ -85,3 +85,54 @@ print('done')
 def test_branches_taken_at_random_never_mix_steps(tmp_path: Path) -> None:
     with running(tmp_path, BRANCHES, servers=2) as made:
         assert set(made.wait(60).values()) == {0}, made.everything()
+
+
+LARGE = """
+import hashlib
+import torch
+import byteps_py.torch as bps
+from torch import nn
+torch.set_num_threads(1)
+torch.manual_seed(3)
+model = nn.Sequential(nn.Linear(256, 1200), nn.Tanh(), nn.Linear(1200, 1000), nn.Tanh(), nn.Linear(1000, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+optimizer = bps.DistributedOptimizer(optimizer, model.named_parameters(), bps.Compression.{compression}, arena={arena})
+generator = torch.Generator().manual_seed(bps.rank())
+places = set()
+kept = None
+for step in range(6):
+    optimizer.zero_grad()
+    inputs, labels = torch.randn(8, 256, generator=generator), torch.randint(0, 10, (8,), generator=generator)
+    nn.functional.cross_entropy(model(inputs), labels).backward()
+    optimizer.synchronize()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    places.add(model[2].weight.grad.data_ptr())
+    if step == 2:
+        kept = model[2].weight.grad
+        was = kept.clone()
+assert torch.equal(kept, was)
+homes = {arena} and '{compression}' == 'none'
+assert len(places) == 2 if homes else True, places
+flat = torch.cat([each.detach().flatten() for each in model.parameters()])
+with open({path!r} + str(bps.rank()), 'w') as file:
+    file.write(hashlib.sha256(flat.numpy().tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("compression", ["none", "fp16"])
+def test_the_bits_do_not_depend_on_the_transport_nor_on_where_large_gradients_live(
+    compression: str, tmp_path: Path
+) -> None:
+    found = set()
+    for transport in ("tcp", "shm"):
+        for arena in (True, False):
+            folder = tmp_path / f"{transport}-{arena}"
+            folder.mkdir()
+            script = LARGE.format(compression=compression, arena=arena, path=str(folder / "sha"))
+            environ = {"BYTEPS_TRANSPORT": transport, "BYTEPS_PARTITION_BYTES": "1000000"}
+            with running(folder, script, workers=2, servers=2, **environ) as made:
+                assert set(made.wait(60).values()) == {0}, made.everything()
+            found |= {(folder / f"sha{rank}").read_text() for rank in range(2)}
+    assert len(found) == 1, found
