@@ -28,7 +28,7 @@ from byteps_py.roles.pending import Pending
 from byteps_py.settings import environment
 from byteps_py.telemetry.metrics import SpeedRecord
 from byteps_py.telemetry.recorder import Recorder
-from byteps_py.types import DType, Operation, Role, TensorSpec
+from byteps_py.types import DType, Operation, Role, TensorSpec, check_shape
 
 __all__ = [
     "Session",
@@ -139,7 +139,7 @@ class Session:
             raise ValueError(f"step (version) must be a number from 0 to 2**64 - 1, not {step}")
         return self._submit(spec, source, output, operation, root=root, priority=priority, step=step)
 
-    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+    def empty(self, shape: Sequence[int] | int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
         """A writable C-contiguous array of any content; pushes of it, and of parts of it that are C-contiguous, need
         no copy where servers are on this machine.
 
@@ -149,11 +149,12 @@ class Session:
 
         Raises:
             UnsupportedError: arrays of this dtype cannot be pushed.
+            TypeError, ValueError: that is no shape.
             TransportError: there is no memory left.
         """
         wanted: np.dtype[Any] = np.dtype(dtype)
         DType.from_numpy(wanted)
-        return self._worker.empty(tuple(operator.index(each) for each in shape), wanted)
+        return self._worker.empty(check_shape(shape), wanted)
 
     def barrier(self) -> None:
         """Wait until every worker has called this as often as this one."""

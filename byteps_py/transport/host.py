@@ -16,6 +16,7 @@ import numpy.typing as npt
 from byteps_py.errors import TransportError
 from byteps_py.transport import descriptors
 from byteps_py.transport.arena import Arena
+from byteps_py.transport.available import OutOfMemory
 from byteps_py.transport.base import Buffer, Message, plain_memory
 from byteps_py.transport.lanes import Lanes
 from byteps_py.transport.zmq import ZmqEndpoint
@@ -123,6 +124,8 @@ class HostEndpoint:
         if self._has_arena:
             try:
                 return self._arena.allocate(nbytes)
+            except OutOfMemory:  # the arena goes on
+                raise
             except TransportError as error:
                 if self._mode == "shm":
                     raise
