@@ -248,7 +248,7 @@ def init(lazy: bool = True) -> None:
         lazy: accepted because BytePS has it; the connection is always made at once.
 
     Raises:
-        SettingsError: with every variable that is missing or wrong.
+        SettingsError: with every variable that is missing or wrong, or that does not agree with another process.
         JobRefused, JobAborted, TransportError: the job cannot be joined; the message says why.
     """
     del lazy

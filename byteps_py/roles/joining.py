@@ -93,7 +93,7 @@ def join() -> Joined:
     """Join the job that the environment describes; blocks until it is complete.
 
     Raises:
-        SettingsError: with every variable that is missing or wrong.
+        SettingsError: with every variable that is missing or wrong, or that does not agree with another process.
         JobRefused, JobAborted, TransportError: the job cannot be joined; the message says why.
     """
     role = read_role()
