@@ -19,7 +19,7 @@ class NetworkSettings:
     transport: str = variable(
         "BYTEPS_TRANSPORT",
         choice("auto", "tcp", "shm"),
-        "shared memory on a host: if possible, never, always; servers and workers must agree: shm here and tcp there do not",
+        "shared memory on a host: if possible, never, always; must be equal on servers and workers, or auto",
         "auto",
     )
     node_host: str | None = variable(

@@ -193,6 +193,7 @@ class Session:
             "samples": self.samples,
             "cpu_seconds": time.process_time(),
             "messages": {"sent": sent, "received": received},
+            "transport": self._worker.ways(),
             "stages": {
                 name: {"count": count, "seconds": seconds} for name, (count, seconds) in self._worker.stages().items()
             },
@@ -343,8 +344,10 @@ def stats() -> dict[str, Any]:
     Returns:
         ``role`` (``"worker"``) and ``rank``; ``steps`` and ``samples`` as :func:`step` counted them; ``cpu_seconds``,
         user and system time of all threads; ``messages``: a dict of ``sent`` and ``received``, the messages to and from
-        servers; ``stages``: by name (:mod:`byteps_py.telemetry.stages` says from where to
-        where each goes) a dict of ``count``, how often it was passed, and ``seconds`` in sum. All is the caller's own.
+        servers; ``transport``: a dict of ``shm`` and ``tcp``, how many servers are reached through shared memory and
+        over TCP (log lines at info say which, and why not otherwise); ``stages``: by name
+        (:mod:`byteps_py.telemetry.stages` says from where to where each goes) a dict of ``count``, how often it was
+        passed, and ``seconds`` in sum. All is the caller's own.
         The stages are zero in a process that is a job of its own, and with ``BYTEPS_STAGE_TIMES=0``.
     """
     return current().stats()

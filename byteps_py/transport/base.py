@@ -26,12 +26,26 @@ import numpy.typing as npt
 from byteps_py.errors import TransportError
 from byteps_py.transport.available import OutOfMemory, need
 
-__all__ = ["ALIGNMENT", "Buffer", "Endpoint", "Message", "Stamp", "WithoutLanes", "plain_memory", "tcp_address"]
+__all__ = [
+    "ALIGNMENT",
+    "Buffer",
+    "Endpoint",
+    "LaneError",
+    "Message",
+    "Stamp",
+    "WithoutLanes",
+    "plain_memory",
+    "tcp_address",
+]
 
 ALIGNMENT: Final = 64
 """Bytes to which the memory of :meth:`Endpoint.allocate` is aligned: a cache line."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class LaneError(TransportError):
+    """A lane is demanded, and there is nobody at the other end."""
 
 
 class Stamp(Protocol):
