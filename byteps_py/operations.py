@@ -105,7 +105,9 @@ def empty(shape: Sequence[int] | int, dtype: npt.DTypeLike = np.float32) -> npt.
         TypeError, ValueError: that is no shape.
         TransportError: there is no memory left for so much.
     """
-    return current().empty(shape, dtype)
+    session = current()
+    DType.from_numpy(dtype)
+    return session.empty(shape, dtype)
 
 
 def push_pull_async(

@@ -145,7 +145,7 @@ class Session:
 
         It lies in memory that they can read (and nobody else), so it must not be changed between a push and its end.
         It may be ``output`` of the same operation, and is valid as long as it is referenced, also after the session
-        has ended; a forked child cannot use it.
+        has ended; a forked child cannot use it.  ``uint16`` is for the bits of bfloat16.
 
         Raises:
             UnsupportedError: arrays of this dtype cannot be pushed.
@@ -153,7 +153,8 @@ class Session:
             TransportError: there is no memory left.
         """
         wanted: np.dtype[Any] = np.dtype(dtype)
-        DType.from_numpy(wanted)
+        if wanted != DType.BFLOAT16.storage:
+            DType.from_numpy(wanted)
         return self._worker.empty(check_shape(shape), wanted)
 
     def barrier(self) -> None:
