@@ -17,7 +17,10 @@ class NetworkSettings:
     """For every process of a distributed job."""
 
     transport: str = variable(
-        "BYTEPS_TRANSPORT", choice("auto", "tcp", "shm"), "shared memory on a host: if possible, never, always", "auto"
+        "BYTEPS_TRANSPORT",
+        choice("auto", "tcp", "shm"),
+        "shared memory on a host: if possible, never, always; must be equal on servers and workers, or auto",
+        "auto",
     )
     node_host: str | None = variable(
         "DMLC_NODE_HOST",

@@ -98,11 +98,16 @@ def empty(shape: Sequence[int] | int, dtype: npt.DTypeLike = np.float32) -> npt.
     Use it for what is pushed again and again: fill it, push it (``out`` may be the array itself), and leave it alone
     until the operation has ended.  It is an ordinary NumPy array otherwise, but a forked child cannot use it.
 
+    Its pages exist once they are written, or from the beginning if it has at most 64 MiB.
+
     Raises:
         UnsupportedError: arrays of this dtype cannot be pushed.
+        TypeError, ValueError: that is no shape.
+        TransportError: there is no memory left for so much.
     """
-    whole = (shape,) if isinstance(shape, int | np.integer) else shape
-    return current().empty([operator.index(each) for each in whole], dtype)
+    session = current()
+    DType.from_numpy(dtype)
+    return session.empty(shape, dtype)
 
 
 def push_pull_async(

@@ -28,7 +28,7 @@ from byteps_py.roles.pending import Pending
 from byteps_py.settings import environment
 from byteps_py.telemetry.metrics import SpeedRecord
 from byteps_py.telemetry.recorder import Recorder
-from byteps_py.types import DType, Operation, Role, TensorSpec
+from byteps_py.types import DType, Operation, Role, TensorSpec, check_shape
 
 __all__ = [
     "Session",
@@ -139,21 +139,23 @@ class Session:
             raise ValueError(f"step (version) must be a number from 0 to 2**64 - 1, not {step}")
         return self._submit(spec, source, output, operation, root=root, priority=priority, step=step)
 
-    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+    def empty(self, shape: Sequence[int] | int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
         """A writable C-contiguous array of any content; pushes of it, and of parts of it that are C-contiguous, need
         no copy where servers are on this machine.
 
         It lies in memory that they can read (and nobody else), so it must not be changed between a push and its end.
         It may be ``output`` of the same operation, and is valid as long as it is referenced, also after the session
-        has ended; a forked child cannot use it.
+        has ended; a forked child cannot use it.  ``uint16`` is for the bits of bfloat16.
 
         Raises:
             UnsupportedError: arrays of this dtype cannot be pushed.
+            TypeError, ValueError: that is no shape.
             TransportError: there is no memory left.
         """
         wanted: np.dtype[Any] = np.dtype(dtype)
-        DType.from_numpy(wanted)
-        return self._worker.empty(tuple(operator.index(each) for each in shape), wanted)
+        if wanted != DType.BFLOAT16.storage:
+            DType.from_numpy(wanted)
+        return self._worker.empty(check_shape(shape), wanted)
 
     def barrier(self) -> None:
         """Wait until every worker has called this as often as this one."""
@@ -192,6 +194,7 @@ class Session:
             "samples": self.samples,
             "cpu_seconds": time.process_time(),
             "messages": {"sent": sent, "received": received},
+            "transport": self._worker.ways(),
             "stages": {
                 name: {"count": count, "seconds": seconds} for name, (count, seconds) in self._worker.stages().items()
             },
@@ -247,7 +250,7 @@ def init(lazy: bool = True) -> None:
         lazy: accepted because BytePS has it; the connection is always made at once.
 
     Raises:
-        SettingsError: with every variable that is missing or wrong.
+        SettingsError: with every variable that is missing or wrong, or that does not agree with another process.
         JobRefused, JobAborted, TransportError: the job cannot be joined; the message says why.
     """
     del lazy
@@ -342,8 +345,10 @@ def stats() -> dict[str, Any]:
     Returns:
         ``role`` (``"worker"``) and ``rank``; ``steps`` and ``samples`` as :func:`step` counted them; ``cpu_seconds``,
         user and system time of all threads; ``messages``: a dict of ``sent`` and ``received``, the messages to and from
-        servers; ``stages``: by name (:mod:`byteps_py.telemetry.stages` says from where to
-        where each goes) a dict of ``count``, how often it was passed, and ``seconds`` in sum. All is the caller's own.
+        servers; ``transport``: a dict of ``shm`` and ``tcp``, how many servers are reached through shared memory and
+        over TCP (log lines at info say which, and why not otherwise); ``stages``: by name
+        (:mod:`byteps_py.telemetry.stages` says from where to where each goes) a dict of ``count``, how often it was
+        passed, and ``seconds`` in sum. All is the caller's own.
         The stages are zero in a process that is a job of its own, and with ``BYTEPS_STAGE_TIMES=0``.
     """
     return current().stats()

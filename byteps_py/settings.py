@@ -191,7 +191,7 @@ class WorkerSettings(TrafficSettings, JobSettings):
         "BYTEPS_LOCAL_REDUCE",
         choice("auto", "on", "off"),
         "the processes of a machine sum large tensors before they send them: to servers on others, to all, never; must "
-        "be equal in all processes of a machine",
+        "be equal in all processes of a machine, which is checked",
         "auto",
     )
     stall_timeout: float = variable(

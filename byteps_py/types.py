@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import math
+import operator
+import sys
 from typing import Any
 
 import msgspec
@@ -22,12 +24,30 @@ __all__ = [
     "Role",
     "ServerInfo",
     "TensorSpec",
+    "check_shape",
     "make_key",
     "split_key",
 ]
 
 PARTITION_BITS = 32
 """The lower bits of a key, which count the partitions of a tensor."""
+
+
+def check_shape(shape: Any) -> tuple[int, ...]:
+    """The shape of a new array, given as a number or as numbers of any kind of integer.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: a dimension is negative or beyond 2**63 - 1.
+    """
+    is_one = hasattr(shape, "__index__") or isinstance(shape, str | bytes)  # whose parts mean nothing here
+    try:
+        checked = tuple(map(operator.index, (shape,) if is_one else shape))
+    except TypeError:
+        raise TypeError(f"shape must be a whole number or a tuple of whole numbers, not {shape!r}") from None
+    if not all(0 <= each <= sys.maxsize for each in checked):
+        raise ValueError(f"shape {shape!r}: each dimension must be a number from 0 to {sys.maxsize}")
+    return checked
 
 
 class DType(enum.IntEnum):

@@ -24,13 +24,15 @@ from collections.abc import Mapping
 
 from byteps_py.launcher.processes import module_command
 
-__all__ = ["JOB_ENDED", "Herald"]
+__all__ = ["JOB_ENDED", "SETTINGS_DIFFER", "Herald"]
 
 JOB_ENDED = 3
 """Exit status of a herald that was told that the job has ended while workers it vouches for had not joined.
 
 It has said why on standard error.  Those workers would wait for a scheduler that is gone, so the launcher ends them.
 """
+SETTINGS_DIFFER = 4
+"""The same, because settings of two processes do not agree."""
 
 
 class Herald:
@@ -97,7 +99,8 @@ class Herald:
         return self.poll() is not None or time.monotonic() >= self.deadline
 
     def poll(self) -> int | None:
-        """None while it lives; else its exit status, -N for signal N. See :data:`JOB_ENDED`."""
+        """None while it lives; else its exit status, -N for signal N. See :data:`JOB_ENDED` and
+        :data:`SETTINGS_DIFFER`."""
         return self._process.poll()
 
     def kill(self) -> None:

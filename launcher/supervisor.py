@@ -24,7 +24,7 @@ from byteps_py.launcher.advice import explain_start
 from byteps_py.launcher.console import Console
 from byteps_py.launcher.ending import Action, Ending, EndRest, Hush, Phase, Reach, Report, Say, Signal
 from byteps_py.launcher.guard import Guard
-from byteps_py.launcher.herald import JOB_ENDED, Herald
+from byteps_py.launcher.herald import JOB_ENDED, SETTINGS_DIFFER, Herald
 from byteps_py.launcher.logfile import LogFile
 from byteps_py.launcher.output import Stream
 from byteps_py.launcher.processes import (
@@ -226,9 +226,10 @@ class Supervisor:
             name = f"the launcher's guard (pid {self._guard.pid}) {describe_status(status)}"
             self._guard = None
             self._perform(self._ending.failed(now, exit_status(status) or 1, f"{name}: ending the job"))
-        if self._ending.phase is Phase.RUNNING and self._herald is not None and self._herald.poll() == JOB_ENDED:
+        told = None if self._herald is None else self._herald.poll()
+        if self._ending.phase is Phase.RUNNING and told in (JOB_ENDED, SETTINGS_DIFFER):
             text = "the job has ended before all workers of this machine joined it: ending them"
-            self._perform(self._ending.failed(now, 1, text))
+            self._perform(self._ending.failed(now, 2 if told == SETTINGS_DIFFER else 1, text))
 
     def _perform(self, actions: Sequence[Action]) -> None:
         for action in actions:

@@ -206,8 +206,8 @@ class Membership:
             return []
         problem = self._roster.add(member)
         if problem is not None:
-            everyone = self._abort(problem.text) if problem.for_all else []
-            return self._strangers.refuse(member, problem.text) + everyone
+            everyone = self._abort(problem.text, settings=True) if problem.for_all else []
+            return self._strangers.refuse(member, problem.text, settings=problem.for_all) + everyone
         self._liveness.seen(peer, now)
         return self._gathering.joined(now, member) + (self._start() if self._roster.is_complete else [])
 
@@ -335,8 +335,8 @@ class Membership:
 
     # ENDING
 
-    def _abort(self, reason: str) -> list[Action]:
-        return self._finish(Abort(reason), Stop(1, reason))
+    def _abort(self, reason: str, *, settings: bool = False) -> list[Action]:
+        return self._finish(Abort(reason, settings), Stop(1, reason))
 
     def _finish(self, end: Abort | Finished, stop: Stop) -> list[Action]:
         """Tell everyone who has not left, and the launchers whose workers have not come yet."""
@@ -354,8 +354,8 @@ class Membership:
     def _after_end(self, now: float, peer: bytes, message: Register) -> list[Action]:
         if self._roster.get(peer) is not None:
             return self._say_end(now, peer, message)
-        how = self._end.reason if isinstance(self._end, Abort) else "its work is done"
-        return self._strangers.refuse(Member(peer, message), f"the job has ended: {how}")
+        end = self._end if isinstance(self._end, Abort) else Abort("its work is done")
+        return self._strangers.refuse(Member(peer, message), f"the job has ended: {end.reason}", settings=end.settings)
 
     # Lookups
 

@@ -242,6 +242,32 @@ class Roster:
             if ours != theirs:
                 text = f"{name} is {ours} {where} and {theirs} on {member.describe()}: set the same value everywhere"
                 return Problem(text, for_all=True)
+        return self._ways_apart(member)
+
+    def _ways_apart(self, member: Member) -> Problem | None:
+        """Settings of this process and of another one that want its contributions to go different ways."""
+        register, who = member.register, member.describe()
+        if register.role is Role.WORKER:
+            other = any_of(self._nodes.get(_node_key(member), {0: member}))
+            theirs = other.register
+            if _node_sums(theirs) != _node_sums(register):
+                name, one, two = "BYTEPS_LOCAL_REDUCE", theirs.local_reduce, register.local_reduce
+                if one == two:
+                    name, one, two = "BYTEPS_TRANSPORT", theirs.transport, register.transport
+                return Problem(
+                    f"{name} is {one!r} on {other.describe()} and {two!r} on {who}, which are on one machine: "
+                    "set the same value for both",
+                    for_all=True,
+                )
+        wanted = {(Role.WORKER, "shm"): (Role.SERVER, "tcp"), (Role.SERVER, "tcp"): (Role.WORKER, "shm")}
+        contrary = wanted.get((register.role, register.transport))
+        for each in self:
+            if contrary == (each.register.role, each.register.transport):
+                return Problem(
+                    f"BYTEPS_TRANSPORT is {each.register.transport!r} on {each.describe()} and "
+                    f"{register.transport!r} on {who}: set the same value on servers and workers, or auto",
+                    for_all=True,
+                )
         return None
 
     def _objection(self, member: Member) -> Problem | None:
@@ -317,6 +343,11 @@ def _node_key(member: Member) -> NodeKey:
     if register.local_size == 1:
         return ("process", process.host_id, process.pid, register.incarnation)
     return ("host", process.host_id)
+
+
+def _node_sums(register: Register) -> str:
+    """When a worker sums with the others of its node, or for them: what ``BYTEPS_LOCAL_REDUCE`` comes to."""
+    return "off" if register.transport == "tcp" else register.local_reduce
 
 
 def any_of(node: Node) -> Member:

@@ -57,11 +57,11 @@ class Strangers:
             return f"{member.describe()} uses the identity of {name}"
         return problem
 
-    def refuse(self, member: Member, reason: str) -> list[Action]:
-        """Do not let a process in."""
+    def refuse(self, member: Member, reason: str, *, settings: bool = False) -> list[Action]:
+        """Do not let a process in; ``settings``: because of settings that do not agree."""
         self._refused.append(member)
         self.mute(member.peer)
-        return [Log("warning", f"refused: {reason}"), Send(member.peer, Refused(reason))]
+        return [Log("warning", f"refused: {reason}"), Send(member.peer, Refused(reason, settings))]
 
     def was_refused(self, message: ChildEnded) -> bool:
         """Whether the process that has ended, or one that it started, was refused before."""

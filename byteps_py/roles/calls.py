@@ -25,7 +25,7 @@ from byteps_py.roles.lane_keeper import LOOK_SECONDS, LaneKeeper
 from byteps_py.roles.light import Light
 from byteps_py.roles.pending import Pending
 from byteps_py.roles.tensor_book import TensorBook
-from byteps_py.roles.tensors import Tensor, TensorOperation
+from byteps_py.roles.tensors import Tensor, TensorOperation, new_array
 from byteps_py.telemetry.stages import WorkerTimes
 from byteps_py.transport.base import Endpoint, Message
 from byteps_py.types import Operation, TensorSpec
@@ -128,10 +128,12 @@ class Calls:
         return pending
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """An array of any content whose pushes need no copy where servers are on this machine."""
-        count = int(np.prod(shape, dtype=np.int64))
-        memory = self._endpoint.allocate(max(1, count * dtype.itemsize))
-        return memory[: count * dtype.itemsize].view(dtype).reshape(shape)
+        """An array of any content whose pushes need no copy where servers are on this machine.
+
+        Raises:
+            TransportError: there is no memory left.
+        """
+        return new_array(self._endpoint.allocate, shape, dtype)
 
     def hurry(self) -> None:
         """See :class:`byteps_py.roles.pending.Driver`."""

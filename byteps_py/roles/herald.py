@@ -45,10 +45,12 @@ from byteps_py.wire.control import (
     encode_control,
 )
 
-__all__ = ["JOB_ENDED", "Herald", "main"]
+__all__ = ["JOB_ENDED", "SETTINGS_DIFFER", "Herald", "main"]
 
 JOB_ENDED: Final = 3
 """Exit status if the job has ended while workers of this launch had not joined: they would wait in vain."""
+SETTINGS_DIFFER: Final = 4
+"""The same, because of settings that do not agree."""
 LAST_SECONDS: Final = 2.0
 """How long to try after the launcher has said all: a scheduler that is gone does not matter."""
 REPEAT_SECONDS: Final = 1.0
@@ -63,6 +65,7 @@ class Herald:
 
     Attributes:
         verdict: why the job is over for the workers that have not joined, once the scheduler has said so.
+        status: the exit status that tells the launcher so.
     """
 
     def __init__(self, settings: WorkerSettings, endpoint: Endpoint) -> None:
@@ -77,6 +80,7 @@ class Herald:
         self._is_failing = False
         self._joined: set[int] = set()
         self.verdict: str | None = None
+        self.status = JOB_ENDED
 
     @property
     def is_answered(self) -> bool:
@@ -123,6 +127,8 @@ class Herald:
             # The launcher, which has reported a failure, ends the launch itself.
             if self._vouching and not self._is_failing:
                 self.verdict = "its work is done" if isinstance(message, Finished) else message.reason
+                if not isinstance(message, Finished) and message.settings:
+                    self.status = SETTINGS_DIFFER
             self._vouching = False
 
     def _vouch(self, local_rank: int, pid: int) -> None:
@@ -198,14 +204,15 @@ def run(herald: Herald, endpoint: Endpoint, lines: Iterable[str], timeout: float
                     herald.answered(decode_control(message.frames[0]))
                 except RemoteProtocolError:
                     continue  # something else listens there: as good as no answer
-    return JOB_ENDED
+    return herald.status
 
 
 def main() -> int:
     """Serve the launcher whose pipe is standard input; settings come from the environment.
 
     Returns:
-        0, or :data:`JOB_ENDED` after a line on standard error that says why, or 1 if nothing can be said.
+        0; :data:`JOB_ENDED` or :data:`SETTINGS_DIFFER` after a line on standard error that says why; or 1 if nothing
+        can be said.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end of the input is what ends it
     logging.getLogger("byteps_py").setLevel(logging.CRITICAL)  # what cannot be reached, the workers name

@@ -70,6 +70,8 @@ class AnyWorker(Protocol):
 
     def messages(self) -> tuple[int, int]: ...
 
+    def ways(self) -> dict[str, int]: ...
+
     def barrier(self) -> None: ...
 
     def stages(self) -> Stages: ...
@@ -93,7 +95,7 @@ def join() -> Joined:
     """Join the job that the environment describes; blocks until it is complete.
 
     Raises:
-        SettingsError: with every variable that is missing or wrong.
+        SettingsError: with every variable that is missing or wrong, or that does not agree with another process.
         JobRefused, JobAborted, TransportError: the job cannot be joined; the message says why.
     """
     role = read_role()

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from byteps_py.roles.pending import Pending
-from byteps_py.roles.tensors import check_spec, check_unchanged
+from byteps_py.roles.tensors import check_spec, check_unchanged, new_array
 from byteps_py.telemetry.metrics import SpeedRecord
 from byteps_py.telemetry.stages import Stages, worker_stages
+from byteps_py.transport.base import plain_memory
 from byteps_py.types import Operation, TensorSpec
 
 __all__ = ["LocalWorker"]
@@ -60,12 +61,20 @@ class LocalWorker:
         return pending
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """An array of any content; pushes of it need no copy where the job has shared memory."""
-        return np.empty(shape, dtype)
+        """An array of any content; pushes of it need no copy where the job has shared memory.
+
+        Raises:
+            TransportError: there is no memory left.
+        """
+        return new_array(plain_memory, shape, dtype)
 
     def messages(self) -> tuple[int, int]:
         """None travel."""
         return 0, 0
+
+    def ways(self) -> dict[str, int]:
+        """There are no servers."""
+        return {"shm": 0, "tcp": 0}
 
     def barrier(self) -> None:
         """Everybody is here."""

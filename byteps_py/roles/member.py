@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from byteps_py.core.liveness import SUSPECT_AFTER
-from byteps_py.errors import JobAborted, JobRefused, RemoteProtocolError, TransportTimeout
+from byteps_py.errors import JobAborted, JobRefused, RemoteProtocolError, SettingsError, TransportTimeout
 from byteps_py.roles.process import describe_this_process, is_proven_gone
 from byteps_py.settings import JobSettings, WorkerSettings
 from byteps_py.transport.base import Endpoint, tcp_address
@@ -92,6 +92,7 @@ class SchedulerLink:
 
         Raises:
             JobRefused, JobAborted: the scheduler said so.
+            SettingsError: the same, because of settings that do not agree.
             RemoteProtocolError: the frames are no control message.
         """
         if len(frames) != 1:
@@ -99,9 +100,10 @@ class SchedulerLink:
         message = decode_control(frames[0])
         self._last_heard = now
         if isinstance(message, Refused):
-            raise JobRefused(f"the scheduler at {self._address} refused this process: {message.reason}")
+            text = f"the scheduler at {self._address} refused this process: {message.reason}"
+            raise SettingsError(text) if message.settings else JobRefused(text)
         if isinstance(message, Abort):
-            raise JobAborted(message.reason)
+            raise SettingsError(message.reason) if message.settings else JobAborted(message.reason)
         if isinstance(message, HeartbeatReply):
             self._scheduler = message.scheduler
             return None
@@ -216,4 +218,6 @@ def worker_registration(settings: WorkerSettings, incarnation: int) -> Register:
         local_size=settings.local_size,
         launch_id=settings.launch_id,
         partition_bytes=settings.partition_bytes,
+        transport=settings.transport,
+        local_reduce=settings.local_reduce,
     )

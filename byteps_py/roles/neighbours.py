@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from byteps_py.errors import TransportError
+from byteps_py.errors import SettingsError, TransportError
 from byteps_py.roles.member import server_identity, worker_identity
 from byteps_py.settings import WorkerSettings
-from byteps_py.transport.base import Endpoint
+from byteps_py.transport.base import Endpoint, LaneError
 from byteps_py.types import Participant, split_key
 from byteps_py.wire.bundle import LIGHT_BYTES
 from byteps_py.wire.control import Placement, Welcome
@@ -106,12 +106,20 @@ def connect(
         connections: by TCP to each server.
 
     Raises:
-        TransportError: a reducer cannot be reached, or shared memory with a server is demanded and cannot be had.
+        SettingsError: shared memory with a server is demanded and cannot be had.
+        TransportError: a reducer cannot be reached, or the limit of open files is too low.
     """
     peers: list[Peer] = []
     for server in welcome.servers:
         name = b"server-%d" % server.rank
-        endpoint.connect(name, server.address, server_identity(server.incarnation), connections)
+        try:
+            endpoint.connect(name, server.address, server_identity(server.incarnation), connections)
+        except LaneError as error:
+            raise SettingsError(
+                f"BYTEPS_TRANSPORT=shm, but there is no shared memory with {server.describe()} at {server.address}: "
+                f"{error}; is that server on another host, in another container or network namespace, or started with "
+                "BYTEPS_TRANSPORT=tcp? With BYTEPS_TRANSPORT=auto it is reached by TCP where there is no other way"
+            ) from error
         peers.append(Peer(name, server.rank, server.incarnation, f"{server.describe()} at {server.address}"))
     for index, member in enumerate(() if neighbours is None else neighbours.members):
         name = b"reducer-%d" % index

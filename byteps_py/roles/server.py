@@ -112,7 +112,9 @@ class Server:
         port = int(address.rpartition(":")[2])
         check_port(settings, host, port, _log)
         register = msgspec.structs.replace(
-            registration(settings, Role.SERVER, incarnation), address=tcp_address(host, port)
+            registration(settings, Role.SERVER, incarnation),
+            address=tcp_address(host, port),
+            transport=settings.transport,
         )
         self._settings = settings
         self._kernels = kernels.select(settings.kernels)

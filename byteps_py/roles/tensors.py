@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +18,7 @@ from byteps_py.types import Operation, Partition, TensorSpec
 from byteps_py.wire.bundle import LIGHT_BYTES
 from byteps_py.wire.control import Placement, tensor_problem
 
-__all__ = ["Tensor", "TensorOperation", "check_spec", "check_unchanged"]
+__all__ = ["Tensor", "TensorOperation", "check_spec", "check_unchanged", "new_array"]
 
 _SPARE_BUFFERS: Final = 2
 """Staging buffers kept per tensor: one on its way, one for a caller that runs ahead."""
@@ -48,6 +50,21 @@ def check_unchanged(known: TensorSpec, spec: TensorSpec) -> None:
             f"tensor {spec.name!r} is {known.describe()} in this process and cannot become "
             f"{spec.describe()}: give it another name"
         )
+
+
+def new_array(
+    allocate: Callable[[int], npt.NDArray[np.uint8]], shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> npt.NDArray[Any]:
+    """A C-contiguous array of any content, of a shape that was checked.
+
+    Args:
+        allocate: makes memory of so many bytes.
+
+    Raises:
+        TransportError: there is no memory left.
+    """
+    nbytes = math.prod(shape) * dtype.itemsize
+    return allocate(max(1, nbytes))[:nbytes].view(dtype).reshape(shape)
 
 
 class Tensor:

@@ -100,6 +100,7 @@ class Worker:
         self._welcomed = Signal()
         self._goodbye: Goodbye | None = None
         self._is_dying = False
+        self._ways = {"shm": 0, "tcp": 0}
         self._has_said = threading.Event()
         self._thread = threading.Thread(target=self._run, name="byteps-worker", daemon=True)
 
@@ -108,6 +109,7 @@ class Worker:
 
         Raises:
             JobRefused, JobAborted, TransportTimeout, TransportError: it never will be.
+            SettingsError: it never will be, with these settings.
         """
         self._thread.start()
         self._welcomed.wait()
@@ -131,6 +133,10 @@ class Worker:
         """How many data messages were sent and received so far."""
         exchange = self._calls.exchange
         return (0, 0) if exchange is None else (exchange.sent, exchange.received)
+
+    def ways(self) -> dict[str, int]:
+        """How many servers are reached through shared memory (``shm``) and over TCP (``tcp``)."""
+        return dict(self._ways)
 
     def barrier(self) -> None:
         """Wait until every worker has called this as often as this one.
@@ -187,6 +193,8 @@ class Worker:
             error = raised
             if isinstance(raised, TransportTimeout) or self._calls.broken is not None:
                 self._tell(f"gave up: {raised}")
+            elif self._calls.exchange is None:  # a complete job, in which it cannot work
+                self._tell(f"failed: {raised}")
         except BaseException as raised:
             _log.exception("the worker thread failed")
             error = JobAborted(f"the worker thread failed: {raised!r}; please report this with the lines above")
@@ -200,7 +208,7 @@ class Worker:
 
     def _tell(self, failure: str) -> None:
         """Let the others know of the failure, so that all of them end with the same cause."""
-        if self._calls.exchange is None or self._goodbye is not None:
+        if self._welcome is None or self._goodbye is not None:
             return
         self._calls.leave_lanes()
         self._goodbye = Goodbye(self._link, time.monotonic(), failure, joined=True)
@@ -286,6 +294,7 @@ class Worker:
     def _begin(self, now: float, welcome: Welcome) -> None:
         if self._welcome is not None:
             return
+        self._welcome = welcome
         neighbours = find_neighbours(welcome, self._settings)
         if neighbours is not None:
             self._engine = Engine(self._kernels, 1, self._settings.omp_num_threads or 1, self._endpoint.wake)
@@ -302,9 +311,11 @@ class Worker:
             neighbours=neighbours,
             engine=self._engine,
         )
-        self._calls.begin(exchange, any(map(self._endpoint.is_lane, exchange.peers)))
+        lanes = [self._endpoint.is_lane(each) for each in exchange.peers]
+        for is_lane in lanes[: len(welcome.servers)]:  # the reducers follow
+            self._ways["shm" if is_lane else "tcp"] += 1
+        self._calls.begin(exchange, any(lanes))
         self._endpoint.resume_lanes()
-        self._welcome = welcome
         self._welcomed.complete()
 
     def _declared(self, now: float, message: Declared) -> None:
@@ -345,5 +356,5 @@ class Worker:
         while self._commands:  # nobody will perform them any more, which they tell their callers
             self._commands.popleft()(time.monotonic())
         self._endpoint.close()
-        if self._goodbye is None and self._welcome is not None:
+        if self._goodbye is None and self._calls.exchange is not None:
             self._on_abort(error)

@@ -33,6 +33,7 @@ from byteps_py.torch.compression import Compression, Compressor
 from byteps_py.torch.ops import (
     byteps_push_pull,
     declare,
+    empty,
     poll,
     push_pull,
     push_pull_async,
@@ -53,6 +54,7 @@ __all__ = [
     "broadcast_parameters",
     "byteps_push_pull",
     "declare",
+    "empty",
     "get_pushpull_speed",
     "init",
     "is_initialized",

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,12 +25,13 @@ from byteps_py import session as _session
 from byteps_py.operations import automatic_name
 from byteps_py.roles.pending import Pending
 from byteps_py.torch.compression import Compression, Compressor
-from byteps_py.torch.tensors import as_array, copy_back, spec_of, stage
+from byteps_py.torch.tensors import as_array, copy_back, spec_of, stage, to_tensor, wire_tag
 from byteps_py.types import Operation
 
 __all__ = [
     "byteps_push_pull",
     "declare",
+    "empty",
     "poll",
     "push_pull",
     "push_pull_async",
@@ -53,6 +55,27 @@ _numbers: Final = itertools.count(1)
 _lock: Final = threading.Lock()
 
 
+def empty(shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A contiguous CPU tensor, of any content, whose pushes need no copy where servers are on this machine.
+
+    Use it for what is pushed again and again: fill it, push it, and leave it alone until the operation has ended.  It
+    is an ordinary tensor otherwise, and valid as long as it is referenced; a forked child cannot use it.  Its pages
+    exist once they are written, or from the beginning if it has at most 64 MiB.
+
+    Args:
+        shape: as a number, or as a sequence of numbers.
+        dtype: one that can be pushed, see :func:`push_pull_async`.
+
+    Raises:
+        UnsupportedError: tensors of this dtype cannot be pushed.
+        TypeError, ValueError: that is no shape.
+        TransportError: there is no memory left for so much.
+        NotInitializedError: ``init()`` has not been called.
+    """
+    session = _session.current()
+    return to_tensor(session.empty(shape, wire_tag(dtype, "the tensor").storage), dtype)
+
+
 def push_pull_async(
     tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0
 ) -> int:
@@ -60,7 +83,8 @@ def push_pull_async(
 
     Args:
         tensor: dense, of any layout in memory and on any device; float32, float64, float16, bfloat16, int8, uint8,
-            int32 or int64. It is copied before this returns.
+            int32 or int64. It is copied before this returns, unless it is :func:`empty`'s: then it must not be changed
+            before :func:`synchronize`.
         average: divide the sum by the number of workers (integers round down).
         name: equal on all workers, see above.
         version: a step number; workers that meet with different ones get an AgreementError.
@@ -94,7 +118,9 @@ def _start(tensor: torch.Tensor, inplace: bool, average: bool, name: str | None,
     source = stage(tensor)
     staged = source if inplace else torch.empty_like(source)
     target = tensor if inplace else staged if tensor.device == staged.device else torch.empty_like(tensor)
-    pending = session.submit(spec, as_array(source), as_array(staged), operation, priority=priority, step=version)
+    array = as_array(source)
+    output = array if inplace else as_array(staged)  # one and the same is sent from where it lies
+    pending = session.submit(spec, array, output, operation, priority=priority, step=version)
     with _lock:
         handle = next(_numbers)
         _outstanding[handle] = _Outstanding(pending, staged, target)

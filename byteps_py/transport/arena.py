@@ -1,7 +1,8 @@
 """Memory that another process of this host may read: the arena of one process, in sealed memory files.
 
-A *segment* is an anonymous file (memfd_create(2)) of 64 MiB, or of what one large allocation needs; its pages exist
-only once its slots are cut, 2 MiB at a time (:mod:`~byteps_py.transport.mapping`), or written.  It is mapped first and
+A *segment* is an anonymous file (memfd_create(2)) of 64 MiB, or of what one large allocation needs.  Its pages exist
+once they are written; those of allocations up to 64 MiB, which are gradients, partitions and results in steady use,
+from the beginning, since that makes them large (:mod:`~byteps_py.transport.mapping`).  It is mapped first and
 sealed afterwards: it can neither shrink nor grow, which would end its readers by SIGBUS, and nobody else can map it for
 writing.  It has no name: nothing is left of it after kill -9.
 
@@ -38,6 +39,7 @@ import numpy.typing as npt
 
 from byteps_py.errors import RemoteProtocolError, TransportError
 from byteps_py.transport import descriptors
+from byteps_py.transport.available import LARGE_ALLOCATION, need
 from byteps_py.transport.base import ALIGNMENT, Buffer, plain_memory
 from byteps_py.transport.mapping import LARGE_PAGE, Mapping
 
@@ -116,7 +118,7 @@ class Segment:
         address: where it is mapped.
         words: its stamps, as 64-bit words of the whole segment.
         used: bytes of it that are cut into slots.
-        ready: bytes of it for which large pages were asked for.
+        ready: up to where large pages were asked for.
     """
 
     def __init__(self, number: int, nbytes: int) -> None:
@@ -138,17 +140,19 @@ class Segment:
         self.words = self.mapping.content.cast("Q")
         self.address = self.mapping.address
 
-    def cut(self, size: int, free: list[_Slot]) -> _Slot:
-        """A new slot at the end of what is used."""
+    def cut(self, size: int, nbytes: int, free: list[_Slot]) -> _Slot:
+        """A new slot at the end of what is used, for ``nbytes`` bytes at first."""
         slot = _Slot(self, self.used, size, free)
         del self.slots[len(self.starts) :]  # one that an interruption has left alone
         self.slots.append(slot)
         self.starts.append(self.used)
+        begin = max(self.ready, self.used // LARGE_PAGE * LARGE_PAGE)
+        end = -(-(self.used + STAMP_BYTES + nbytes) // LARGE_PAGE) * LARGE_PAGE
         self.used += size
-        ready = -(-self.used // LARGE_PAGE) * LARGE_PAGE
-        if ready > self.ready:
-            self.mapping.make_large(self.ready, ready)
-            self.ready = ready
+        # More at a time would be seconds in which nothing happens, for memory that may never be written.
+        if nbytes <= LARGE_ALLOCATION and begin < end:
+            self.mapping.make_large(begin, end)
+            self.ready = end
         return slot
 
     def __del__(self) -> None:
@@ -183,7 +187,7 @@ class Arena:
         """See :meth:`byteps_py.transport.base.Endpoint.allocate`. Plain memory in a forked child, and for no bytes.
 
         Raises:
-            TransportError: a segment cannot be made.
+            TransportError: there is no memory left, or a segment cannot be made.
         """
         if self._is_alien or nbytes <= 0:
             return plain_memory(nbytes)
@@ -194,8 +198,9 @@ class Arena:
         try:
             slot = free.pop()
         except IndexError:
+            need(nbytes)
             with self._lock:
-                slot = self._room(size).cut(size, free)
+                slot = self._room(size).cut(size, nbytes, free)
         slot.segment.words[slot.word] += 1
         return np.asarray(_Allocation(slot, nbytes))
 

@@ -24,13 +24,28 @@ import numpy as np
 import numpy.typing as npt
 
 from byteps_py.errors import TransportError
+from byteps_py.transport.available import OutOfMemory, need
 
-__all__ = ["ALIGNMENT", "Buffer", "Endpoint", "Message", "Stamp", "WithoutLanes", "plain_memory", "tcp_address"]
+__all__ = [
+    "ALIGNMENT",
+    "Buffer",
+    "Endpoint",
+    "LaneError",
+    "Message",
+    "Stamp",
+    "WithoutLanes",
+    "plain_memory",
+    "tcp_address",
+]
 
 ALIGNMENT: Final = 64
 """Bytes to which the memory of :meth:`Endpoint.allocate` is aligned: a cache line."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class LaneError(TransportError):
+    """A lane is demanded, and there is nobody at the other end."""
 
 
 class Stamp(Protocol):
@@ -240,7 +255,15 @@ class WithoutLanes:
 
 
 def plain_memory(nbytes: int) -> npt.NDArray[np.uint8]:
-    """Memory of this process alone, with any content, aligned to :data:`ALIGNMENT`."""
-    whole = np.empty(nbytes + ALIGNMENT, np.uint8)
+    """Memory of this process alone, with any content, aligned to :data:`ALIGNMENT`.
+
+    Raises:
+        OutOfMemory: there is no memory left.
+    """
+    need(nbytes)
+    try:
+        whole = np.empty(nbytes + ALIGNMENT, np.uint8)
+    except (MemoryError, ValueError) as error:  # where the system does not say what it has
+        raise OutOfMemory(f"there is no memory left for {nbytes} bytes: {error}") from error
     start = -int(whole.ctypes.data) % ALIGNMENT
     return whole[start : start + nbytes]

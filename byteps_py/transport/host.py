@@ -16,7 +16,8 @@ import numpy.typing as npt
 from byteps_py.errors import TransportError
 from byteps_py.transport import descriptors
 from byteps_py.transport.arena import Arena
-from byteps_py.transport.base import Buffer, Message, plain_memory
+from byteps_py.transport.available import OutOfMemory
+from byteps_py.transport.base import Buffer, LaneError, Message, plain_memory
 from byteps_py.transport.lanes import Lanes
 from byteps_py.transport.zmq import ZmqEndpoint
 
@@ -81,8 +82,12 @@ class HostEndpoint:
         """See :meth:`byteps_py.transport.base.Endpoint.connect`."""
         if peer in self._names:
             raise TransportError(f"peer {peer!r} is connected already")
-        if not (identity and self._mode != "tcp" and self._connect_lane(peer, address, identity)):
+        obstacle = self._connect_lane(peer, identity) if identity and self._mode != "tcp" else "BYTEPS_TRANSPORT=tcp"
+        if obstacle:
             self._sockets.connect(peer, address, connections=connections)
+        if identity:
+            way = f"over TCP ({obstacle})" if obstacle else "through shared memory"
+            _log.info("%s at %s: %s", peer.decode("ascii", "replace").replace("-", " "), address, way)
         self._names.add(peer)
 
     def listen_lanes(self) -> None:
@@ -123,6 +128,8 @@ class HostEndpoint:
         if self._has_arena:
             try:
                 return self._arena.allocate(nbytes)
+            except OutOfMemory:  # the arena goes on
+                raise
             except TransportError as error:
                 if self._mode == "shm":
                     raise
@@ -184,15 +191,22 @@ class HostEndpoint:
         if self._mode == "tcp":
             raise TransportError("BYTEPS_TRANSPORT=tcp forbids shared memory")
 
-    def _connect_lane(self, peer: bytes, address: str, identity: bytes) -> bool:
+    def _connect_lane(self, peer: bytes, identity: bytes) -> str:
+        """Why there is no lane; empty if there is one.
+
+        Raises:
+            TransportError: there must be one.
+        """
         try:
             descriptors.need(descriptors.CONNECTION)
+        except TransportError as error:
+            if self._mode == "shm":
+                raise
+            return str(error)
+        try:
             self._lanes.connect(peer, identity)
         except TransportError as error:
             if self._mode == "shm":
-                raise TransportError(
-                    f"BYTEPS_TRANSPORT=shm, but there is no shared memory with the server at {address}: {error}"
-                ) from error
-            _log.info("%s is reached by TCP: %s", address, error)
-            return False
-        return True
+                raise LaneError(str(error)) from error
+            return str(error)
+        return ""

@@ -234,7 +234,7 @@ class Lanes:
         except OSError as error:
             dialling.close()
             if error.errno == errno.ECONNREFUSED:
-                reason = f"no process of this host (or container) listens for lanes as {_shown(identity)}"
+                reason = "no process of this host (or container) listens for its lanes"
             else:
                 reason = f"a lane to {_shown(identity)} cannot be connected: {error.strerror}"
             raise TransportError(reason) from error

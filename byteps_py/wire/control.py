@@ -89,7 +89,8 @@ class Register(_Message, frozen=True, tag="register"):
     """A process asks to be in the job.
 
     ``worker_id`` is None where ``DMLC_WORKER_ID`` is not set; ``launch_id`` is equal for the processes that one
-    ``bpslaunch`` started (empty otherwise).  ``address`` is where a server's data socket listens.
+    ``bpslaunch`` started (empty otherwise).  ``address`` is where a server's data socket listens.  ``transport`` and
+    ``local_reduce`` are the settings of these names, the latter a worker's.
     """
 
     version: Text
@@ -105,12 +106,15 @@ class Register(_Message, frozen=True, tag="register"):
     launch_id: Text = ""
     address: Text = ""
     partition_bytes: Natural = 0
+    transport: Text = ""
+    local_reduce: Text = ""
 
 
-class Refused(_Message, frozen=True, tag="refused"):
-    """The answer to a Register that cannot be granted."""
+class Refused(_Message, frozen=True, tag="refused", omit_defaults=True):
+    """The answer to a Register that cannot be granted; ``settings``: because of settings that do not agree."""
 
     reason: Text
+    settings: bool = False
 
 
 class Waiting(_Message, frozen=True, tag="waiting", omit_defaults=True):
@@ -124,11 +128,8 @@ class Waiting(_Message, frozen=True, tag="waiting", omit_defaults=True):
 
 
 class Notice(_Message, frozen=True, tag="notice"):
-    """What users should know although the job goes on.
-
-    A member says what has happened to it, as words that follow its name; the scheduler passes that on to the workers
-    as a sentence.
-    """
+    """What users should know although the job goes on: of a member, as words that follow its name; the scheduler passes
+    that on to the workers as a sentence."""
 
     text: Text
 
@@ -263,10 +264,11 @@ class Vouched(_Message, frozen=True, tag="vouched"):
     joined: tuple[Natural, ...] = ()
 
 
-class Abort(_Message, frozen=True, tag="abort"):
-    """The job is over before its time; ``reason`` names the cause. Sent to everyone by the scheduler."""
+class Abort(_Message, frozen=True, tag="abort", omit_defaults=True):
+    """The job is over before its time; ``reason`` names the cause, ``settings`` as in Refused. Sent to everyone."""
 
     reason: Text
+    settings: bool = False
 
 
 class Finished(_Message, frozen=True, tag="finished"):

@@ -190,6 +190,8 @@ CONTROL: dict[str, ControlMessage] = {
         launch_id="a1b2",
         address="",
         partition_bytes=4096000,
+        transport="auto",
+        local_reduce="on",
     ),
     "refused": control.Refused(reason="another job"),
     "waiting": control.Waiting(text="waiting 10 s for 1 of 2 workers"),

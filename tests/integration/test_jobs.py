@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+import sys
 import time
 from pathlib import Path
 
@@ -281,3 +283,43 @@ def test_settings_that_must_be_equal_are_compared(name: str, values: tuple[str, 
         told = made.everything()
         for word in (name, *values):
             assert word in told
+
+
+@pytest.mark.parametrize("launched", [False, True], ids=["plain python", "bpslaunch"])
+def test_a_worker_that_must_have_shared_memory_and_is_elsewhere(launched: bool, tmp_path: Path) -> None:
+    """It looks for lanes where there are none, as it would in another network namespace."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "sitecustomize.py").write_text(
+        "import byteps_py.transport.lanes as lanes\nlanes.lane_name = lambda identity: b'\\0elsewhere/' + identity\n"
+    )
+    alone = {"BYTEPS_TRANSPORT": "shm", "PYTHONPATH": str(elsewhere)}
+    with job(tmp_path) as made:
+        made.scheduler()
+        made.server()
+        if launched:
+            made.launch(0, sys.executable, "-c", "import byteps_py as bps; bps.init()", **alone)
+        else:
+            made.worker(0, "", **alone)
+        made.worker(1, SUM)
+        statuses = made.wait()
+        assert (statuses["worker0"], statuses["worker1"]) == (2, 1), made.everything()
+        text = r"BYTEPS_TRANSPORT=shm, but there is no shared memory with server 0 \(pid \d+ on .*\) at tcp://.*: no "
+        assert re.search(f"byteps_py: {text}", made.output("worker0")), made.everything()
+        assert "Traceback" not in made.output("worker0")
+        for name in ("worker1", "server0", "scheduler"):
+            assert re.search(rf"worker 0 \(pid .*\) failed: {text}", made.output(name)), made.everything()
+
+
+@pytest.mark.parametrize(("transport", "counted"), [("auto", (1, 0)), ("tcp", (0, 1))])
+def test_stats_and_a_line_tell_which_way_servers_are_reached(
+    transport: str, counted: tuple[int, int], tmp_path: Path
+) -> None:
+    body = "assert bps.stats()['transport'] == dict(zip(('shm', 'tcp'), COUNTED)), bps.stats()\nbps.barrier()\n"
+    with job(tmp_path, 1, 1, BYTEPS_FORCE_DISTRIBUTED="1") as made:
+        made.scheduler()
+        made.server()
+        made.worker(0, body.replace("COUNTED", repr(counted)), BYTEPS_TRANSPORT=transport, BYTEPS_LOG_LEVEL="info")
+        assert set(made.wait().values()) == {0}, made.everything()
+        way = "through shared memory" if transport == "auto" else "over TCP (BYTEPS_TRANSPORT=tcp)"
+        assert re.search(rf"server 0 at tcp://127[^ ]*: {re.escape(way)}", made.output("worker0")), made.everything()

@@ -13,6 +13,8 @@ pytest.importorskip("torch", reason="torch is not installed")
 BODY = """
 import torch
 import byteps_py.torch as bps
+from byteps_py import session
+from byteps_py.torch.tensors import as_array
 from torch import nn
 torch.set_num_threads(1)
 rank, size = bps.rank(), bps.size()
@@ -29,6 +31,16 @@ large = torch.full((3_000_000,), float(rank))  # several partitions, and every s
 bps.push_pull_inplace(large[::2], name='large')
 assert torch.equal(large[::2], torch.ones(1_500_000))
 assert torch.equal(large[1::2], torch.full((1_500_000,), float(rank)))
+
+endpoint = session.current()._worker._endpoint
+for dtype in (torch.float32, torch.bfloat16):
+    buffer = bps.empty((300, 1000), dtype)
+    assert endpoint.owns(as_array(buffer)) and endpoint.owns(as_array(buffer[10:200]))
+    for _ in range(3):
+        buffer.fill_(rank * 2 + 1)
+        assert torch.equal(bps.push_pull(buffer[10:200], name=f'part {dtype}'), torch.full((190, 1000), 3, dtype=dtype))
+        bps.push_pull_inplace(buffer, name=f'buffer {dtype}')
+        assert torch.equal(buffer, torch.full((300, 1000), 3, dtype=dtype))
 
 arrived = bps.broadcast_object({'a': (1, np.arange(3)), 't': torch.ones(2)} if rank == 1 else None, root_rank=1)
 assert arrived['a'][0] == 1 and arrived['t'].tolist() == [1, 1]

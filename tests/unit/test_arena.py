@@ -17,6 +17,7 @@ import pytest
 from byteps_py.errors import RemoteProtocolError, TransportError
 from byteps_py.transport import arena as module
 from byteps_py.transport.arena import STAMP_BYTES, Arena, Place, view_of
+from byteps_py.transport.available import OutOfMemory
 
 SEALS = {"SEAL": 0x1, "SHRINK": 0x2, "GROW": 0x4, "FUTURE_WRITE": 0x10}
 
@@ -83,9 +84,32 @@ class TestAllocation:
         assert sorted({each.segment.number for each in places}) == list(range(len({each.segment for each in places})))
         assert len({each.segment for each in places}) >= 4
 
-    def test_what_the_system_refuses_is_told(self) -> None:
+    @pytest.mark.parametrize("nbytes", [1 << 44, 1 << 60, 1 << 70])
+    def test_what_nobody_has_is_refused_before_anything_is_taken(self, nbytes: int) -> None:
+        arena = Arena()
+        with pytest.raises(OutOfMemory, match=rf"no memory left for {nbytes} bytes"):
+            arena.allocate(nbytes)
+        assert arena.nbytes == 0
+        assert arena.allocate(100).nbytes == 100
+
+    def test_what_the_system_refuses_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "need", lambda nbytes: None)
         with pytest.raises(TransportError, match=r"cannot make \d+ bytes of shared memory"):
             Arena().allocate(1 << 60)
+
+    @pytest.mark.parametrize(("mib", "most"), [(1, 2), (2, 4), (8, 10), (64, 66), (65, 0), (1024, 0)])
+    def test_pages_are_there_before_they_are_written_up_to_a_size(self, mib: int, most: int) -> None:
+        arena = Arena()
+        kept = arena.allocate(mib << 20)
+        descriptor = located(arena, kept).segment.descriptor
+        assert os.fstat(descriptor).st_blocks * 512 <= (most << 20) + 4096  # the stamp's page is written
+
+    def test_slots_that_follow_each_other_have_all_their_pages(self) -> None:
+        arena = Arena()
+        kept = [arena.allocate(5 << 20) for _ in range(3)]
+        for number, each in enumerate(kept):
+            each[:] = number
+        assert [set(each[:: 1 << 16].tolist()) for each in kept] == [{0}, {1}, {2}]
 
 
 class TestReuse:

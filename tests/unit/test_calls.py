@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from byteps_py import kernels
-from byteps_py.errors import AgreementError, JobAborted
+from byteps_py.errors import AgreementError, JobAborted, TransportError
 from byteps_py.roles.calls import Calls
 from byteps_py.roles.envelope import Envelope, open_frames
 from byteps_py.roles.exchange import Exchange
@@ -522,6 +522,12 @@ def test_empty_arrays_of_any_shape() -> None:
     assert calls.empty((), np.dtype(np.float64)).shape == ()
     assert calls.empty((0, 3), np.dtype(np.int8)).shape == (0, 3)
     assert calls.empty((2, 3), np.dtype(np.int64)).flags.c_contiguous
+
+
+@pytest.mark.parametrize("shape", [(10**13,), (2**32, 2**32), (2**40, 2**40, 2**40)])
+def test_an_empty_array_that_is_too_large_is_refused_at_once(shape: tuple[int, ...]) -> None:
+    with pytest.raises(TransportError, match=r"no memory left for \d+ bytes .*: \d+ bytes .* are available"):
+        Bench().calls.empty(shape, np.dtype(np.float32))
 
 
 def test_a_forked_child_does_not_wait_for_its_parents_operation() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from byteps_py.launcher import herald as handle
-from byteps_py.roles.herald import JOB_ENDED, Herald, main, run
+from byteps_py.roles.herald import JOB_ENDED, SETTINGS_DIFFER, Herald, main, run
 from byteps_py.roles.process import describe_this_process
 from byteps_py.settings import WorkerSettings
 from byteps_py.transport.loopback import LoopbackNetwork
@@ -130,6 +130,13 @@ class TestVouching:
         pair.herald.answered(message)
         assert pair.herald.verdict == ("its work is done" if isinstance(message, Finished) else "worker 0 was lost")
         assert pair.sent(0.0) == []
+        assert pair.herald.status == JOB_ENDED
+
+    @pytest.mark.parametrize("message", [Abort("A is 1 and 2", settings=True), Refused("A is 1 and 2", settings=True)])
+    def test_settings_that_do_not_agree(self, pair: Pair, message: ControlMessage) -> None:
+        pair.herald.hear(0.0, f"vouch 0 {ME}")
+        pair.herald.answered(message)
+        assert (pair.herald.verdict, pair.herald.status) == ("A is 1 and 2", SETTINGS_DIFFER)
 
     def test_the_end_of_a_job_that_all_have_joined_is_theirs_to_tell(self, pair: Pair) -> None:
         pair.herald.hear(0.0, f"vouch 0 {ME}")
@@ -303,4 +310,4 @@ class TestProgram:
 
 
 def test_both_ends_know_the_same_status() -> None:
-    assert handle.JOB_ENDED == JOB_ENDED
+    assert (handle.JOB_ENDED, handle.SETTINGS_DIFFER) == (JOB_ENDED, SETTINGS_DIFFER)

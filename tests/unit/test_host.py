@@ -12,7 +12,7 @@ import pytest
 
 from byteps_py.errors import TransportError
 from byteps_py.transport import arena
-from byteps_py.transport.base import Message
+from byteps_py.transport.base import LaneError, Message
 from byteps_py.transport.host import HostEndpoint
 
 ANY = "tcp://127.0.0.1:0"
@@ -72,8 +72,26 @@ def test_both_sides_must_want_a_lane(
 def test_a_lane_that_is_demanded_and_cannot_be_had_is_an_error(make: Make, name: bytes) -> None:
     server, client = make(name, mode="tcp"), make(b"client", mode="shm")
     address = server.listen(ANY)
-    with pytest.raises(TransportError, match=rf"BYTEPS_TRANSPORT=shm, .* the server at {address}: no process of this"):
+    with pytest.raises(LaneError, match="no process of this host"):
         client.connect(b"server", address, name)
+
+
+@pytest.mark.parametrize(
+    ("server_mode", "client_mode", "said"),
+    [
+        ("auto", "auto", "through shared memory"),
+        ("auto", "tcp", "over TCP (BYTEPS_TRANSPORT=tcp)"),
+        ("tcp", "auto", "over TCP (no process of this host (or container) listens for its lanes)"),
+    ],
+)
+def test_a_line_tells_which_way_a_server_is_reached(
+    make: Make, name: bytes, server_mode: str, client_mode: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, client = make(name, mode=server_mode), make(b"client", mode=client_mode)
+    address = server.listen(ANY)
+    with caplog.at_level("INFO", "byteps_py.transport"):
+        client.connect(b"server-0", address, name)
+    assert f"server 0 at {address}: {said}" in caplog.messages
 
 
 def test_where_the_name_is_taken_there_is_tcp_or_an_error(

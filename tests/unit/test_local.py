@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from byteps_py.errors import AgreementError
+from byteps_py.errors import AgreementError, TransportError
 from byteps_py.roles.local import LocalWorker
 from byteps_py.telemetry.stages import WORKER_STAGES
 from byteps_py.types import DType, Operation, TensorSpec
@@ -37,6 +37,11 @@ def test_an_array_for_contributions(dtype: DType) -> None:
     assert (array.shape, array.dtype, array.flags.c_contiguous) == ((2, 3), dtype.storage, True)
     array.fill(7)
     assert worker.submit(TensorSpec("w", dtype, (2, 3)), array, array, Operation.SUM).wait() is array
+
+
+def test_an_array_that_is_too_large() -> None:
+    with pytest.raises(TransportError, match=r"no memory left for 40000000000000 bytes"):
+        LocalWorker().empty((10**13,), np.dtype(np.float32))
 
 
 def test_absent_is_zero() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from byteps_py.errors import JobAborted, JobRefused, RemoteProtocolError, TransportTimeout
+from byteps_py.errors import JobAborted, JobRefused, RemoteProtocolError, SettingsError, TransportTimeout
 from byteps_py.roles.member import SCHEDULER, SchedulerLink, worker_identity
 from byteps_py.roles.process import describe_this_process
 from byteps_py.settings import JobSettings
@@ -85,6 +85,10 @@ def test_refusal_and_abort_become_exceptions() -> None:
         Pair().answer(100, Refused("because"))
     with pytest.raises(JobAborted, match="worker 1 was lost"):
         Pair().answer(100, Abort("worker 1 was lost"))
+    with pytest.raises(SettingsError, match=r"127\.0\.0\.1:9 refused this process: A is 1 here and 2 there"):
+        Pair().answer(100, Refused("A is 1 here and 2 there", settings=True))
+    with pytest.raises(SettingsError, match="A is 1 here and 2 there"):
+        Pair().answer(100, Abort("A is 1 here and 2 there", settings=True))
 
 
 def test_a_waiting_line_is_logged(caplog: pytest.LogCaptureFixture) -> None:

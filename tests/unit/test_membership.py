@@ -181,6 +181,10 @@ class TestRegistration:
         actions = register(scheduler, worker(2, "host-b", worker_id=1, partition_bytes=1024000))
         assert_aborted(actions, [b"w1", b"s9"], "BYTEPS_PARTITION_BYTES is 4096000 on worker", "and 1024000 on worker")
         assert told(actions, Refused) == [b"w2"]
+        late = register(scheduler, worker(3, "host-c", worker_id=1))
+        messages = [message for _, message in sent(actions + late)]
+        assert len(messages) == 4
+        assert all(each.settings for each in messages if isinstance(each, Abort | Refused))
 
     def test_another_number_of_workers(self) -> None:
         scheduler = membership()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import byteps_py as bps
-from byteps_py.errors import AgreementError, NotInitializedError, SettingsError, UnsupportedError
+from byteps_py.errors import AgreementError, NotInitializedError, SettingsError, TransportError, UnsupportedError
 from byteps_py.session import current
 from byteps_py.types import DType, TensorSpec
 
@@ -52,6 +52,23 @@ class TestAlone:
         assert result.tolist() == array.tolist()
         assert result.dtype == np.int32
         assert result is not array
+
+    @pytest.mark.parametrize("shape", [(2, -2), (2**63, 0)])
+    def test_an_empty_array_of_a_shape_that_cannot_be(self, shape: tuple[int, ...]) -> None:
+        with pytest.raises(ValueError, match="each dimension must be a number from 0"):
+            bps.empty(shape)
+
+    def test_an_empty_array_of_nonsense(self) -> None:
+        with pytest.raises(TypeError, match=r"shape must be a whole number or a tuple of whole numbers, not 'x'"):
+            bps.empty("x")  # type: ignore[arg-type]
+        with pytest.raises(UnsupportedError, match="dtype 'uint16'"):
+            bps.empty(3, np.uint16)
+        assert current().empty(3, np.uint16).dtype == np.uint16, "the bits of bfloat16"
+
+    @pytest.mark.parametrize("shape", [10**13, (2**32, 2**32)])
+    def test_an_empty_array_that_nobody_has_memory_for(self, shape: int | tuple[int, ...]) -> None:
+        with pytest.raises(TransportError, match=r"there is no memory left for \d+ bytes"):
+            bps.empty(shape)
 
     def test_lists_scalars_and_strides(self) -> None:
         assert bps.push_pull([1.0, 2.0], "list").tolist() == [1.0, 2.0]

@@ -223,6 +223,57 @@ class TestDisagreement:
             "worker DMLC_WORKER_ID=1 (pid 2 on host-b): set the same value everywhere"
         )
 
+    @pytest.mark.parametrize(
+        ("first", "second", "text"),
+        [
+            ({"local_reduce": "on"}, {"local_reduce": "auto"}, "BYTEPS_LOCAL_REDUCE is 'on' on {} and 'auto' on {}"),
+            ({"local_reduce": "off"}, {"local_reduce": "auto"}, "BYTEPS_LOCAL_REDUCE is 'off' on {} and 'auto' on {}"),
+            (
+                {"local_reduce": "auto", "transport": "tcp"},
+                {"local_reduce": "auto", "transport": "shm"},
+                "BYTEPS_TRANSPORT is 'tcp' on {} and 'shm' on {}",
+            ),
+        ],
+    )
+    def test_processes_of_a_node_sum_together_or_not_at_all(
+        self, first: dict[str, str], second: dict[str, str], text: str
+    ) -> None:
+        node = {"worker_id": 0, "local_size": 2}
+        roster = filled([worker(1, local_rank=0, **node, **first)])
+        problem = problem_of(roster, worker(2, local_rank=1, **node, **second))
+        assert problem.for_all
+        names = [f"worker DMLC_WORKER_ID=0 BYTEPS_LOCAL_RANK={rank} (pid {rank + 1} on host-a)" for rank in (0, 1)]
+        assert problem.text == f"{text.format(*names)}, which are on one machine: set the same value for both"
+
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [
+            ({"local_reduce": "off", "transport": "auto"}, {"local_reduce": "auto", "transport": "tcp"}),
+            ({"local_reduce": "on", "transport": "auto"}, {"local_reduce": "on", "transport": "shm"}),
+        ],
+    )
+    def test_settings_of_a_node_that_come_to_the_same(self, first: dict[str, str], second: dict[str, str]) -> None:
+        node = {"worker_id": 0, "local_size": 2}
+        filled([worker(1, local_rank=0, **node, **first), worker(2, local_rank=1, **node, **second)])
+
+    def test_machines_may_sum_differently(self) -> None:
+        filled([worker(1, worker_id=0, local_reduce="on"), worker(2, "host-b", worker_id=1, local_reduce="off")])
+
+    def test_no_shared_memory_with_a_server_that_has_none(self) -> None:
+        both = [worker(1, worker_id=0, transport="shm"), server(9, transport="tcp")]
+        names = ["worker DMLC_WORKER_ID=0 (pid 1 on host-a)", "server (pid 9 on host-a)"]
+        for first, second, values in ((0, 1, ("shm", "tcp")), (1, 0, ("tcp", "shm"))):
+            problem = problem_of(filled([both[first]]), both[second])
+            assert problem.for_all
+            assert problem.text == (
+                f"BYTEPS_TRANSPORT is {values[0]!r} on {names[first]} and {values[1]!r} on {names[second]}: "
+                "set the same value on servers and workers, or auto"
+            )
+
+    @pytest.mark.parametrize(("one", "other"), [("shm", "auto"), ("auto", "tcp"), ("tcp", "shm"), ("tcp", "auto")])
+    def test_transports_that_go_together(self, one: str, other: str) -> None:
+        filled([worker(1, worker_id=0, transport=one), server(9, transport=other)])
+
     def test_servers_have_no_partition_bytes(self) -> None:
         filled([worker(1, partition_bytes=64), server(9, partition_bytes=0)])
 

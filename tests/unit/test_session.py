@@ -48,6 +48,7 @@ def test_stats_count_steps_samples_and_cpu_time() -> None:
         "steps": 2,
         "samples": 16,
         "messages": {"sent": 0, "received": 0},
+        "transport": {"shm": 0, "tcp": 0},
         "stages": {name: {"count": 0, "seconds": 0.0} for name in WORKER_STAGES},
     }
     json.dumps(found)

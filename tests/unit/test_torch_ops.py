@@ -243,3 +243,50 @@ def test_the_short_names_of_byteps_are_there() -> None:
     assert bps.byteps_push_pull is bps.push_pull_async_inplace
     missing = [name for name in bps.__all__ if not hasattr(bps, name)]
     assert missing == []
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), 4, (3, 5), torch.Size([2, 2])])
+def test_empty_tensors_of_every_dtype_are_pushed(dtype, shape) -> None:
+    def body(session):
+        tensor = bps.empty(shape, dtype)
+        assert (tensor.dtype, tensor.device.type, tensor.is_contiguous()) == (dtype, "cpu", True)
+        tensor.fill_(session.rank + 1)
+        kept = tensor.clone()
+        total = bps.push_pull(tensor, average=False, name="sum")
+        assert torch.equal(tensor, kept)
+        assert bps.push_pull_inplace(tensor, average=False, name="in place") is tensor
+        return total, tensor
+
+    size = (shape,) if isinstance(shape, int) else tuple(shape)
+    for total, tensor in run_workers(2, body):
+        assert torch.equal(total, torch.full(size, 3, dtype=dtype))
+        assert torch.equal(tensor, total)
+
+
+def test_empty_lies_in_the_memory_of_the_session_and_in_place_pushes_name_it_once() -> None:
+    def body(session):
+        tensor = bps.empty((3,), torch.bfloat16)
+        assert tensor.data_ptr() == session.arena[-1].ctypes.data
+        seen = []
+        submit = session.submit
+        session.submit = lambda spec, source, output, *rest, **keywords: (
+            seen.append((source.ctypes.data, source is output)) or submit(spec, source, output, *rest, **keywords)
+        )
+        bps.push_pull_inplace(tensor, name="a")
+        bps.push_pull(tensor, name="b")
+        assert seen == [(tensor.data_ptr(), True), (tensor.data_ptr(), False)]
+
+    run_workers(1, body)
+
+
+def test_empty_of_what_cannot_be_pushed() -> None:
+    with pytest.raises(NotInitializedError):
+        bps.empty(3)
+
+    def body(session):
+        for dtype in (torch.bool, torch.complex64):
+            with pytest.raises(UnsupportedError, match="cannot be pushed"):
+                bps.empty(3, dtype)
+
+    run_workers(1, body)

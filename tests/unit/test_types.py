@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 
 from byteps_py.errors import UnsupportedError
-from byteps_py.types import DType, Operation, Participant, Role, ServerInfo, TensorSpec, make_key, split_key
+from byteps_py.types import (
+    DType,
+    Operation,
+    Participant,
+    Role,
+    ServerInfo,
+    TensorSpec,
+    check_shape,
+    make_key,
+    split_key,
+)
 
 CDEFS = Path(__file__).resolve().parents[2] / "csrc" / "cdefs.h"
 
@@ -121,3 +131,23 @@ class TestKey:
     def test_both_ways(self, tensor_id: int, index: int, key: int) -> None:
         assert make_key(tensor_id, index) == key
         assert split_key(key) == (tensor_id, index)
+
+
+@pytest.mark.parametrize(
+    ("shape", "checked"),
+    [(3, (3,)), (np.int64(3), (3,)), ((), ()), ([2, np.int32(0)], (2, 0)), (iter((4, 5)), (4, 5))],
+)
+def test_shapes(shape: object, checked: tuple[int, ...]) -> None:
+    assert check_shape(shape) == checked
+
+
+@pytest.mark.parametrize("shape", ["x", "", b"3", 2.5, (2.0,), None, (None,)])
+def test_what_is_no_shape(shape: object) -> None:
+    with pytest.raises(TypeError, match=r"shape must be a whole number or a tuple of whole numbers, not "):
+        check_shape(shape)
+
+
+@pytest.mark.parametrize("shape", [-1, (2, -2), (0, 2**63)])
+def test_shapes_that_cannot_be(shape: object) -> None:
+    with pytest.raises(ValueError, match=r"shape .*: each dimension must be a number from 0 to "):
+        check_shape(shape)

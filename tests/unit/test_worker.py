@@ -17,12 +17,20 @@ import numpy as np
 import pytest
 
 from byteps_py import kernels
-from byteps_py.errors import AgreementError, BytePSError, JobAborted, JobRefused, NotInitializedError, TransportTimeout
+from byteps_py.errors import (
+    AgreementError,
+    BytePSError,
+    JobAborted,
+    JobRefused,
+    NotInitializedError,
+    SettingsError,
+    TransportTimeout,
+)
 from byteps_py.roles.envelope import Envelope, open_bundle, open_frames
 from byteps_py.roles.pending import Pending
 from byteps_py.roles.worker import Worker
 from byteps_py.settings import WorkerSettings
-from byteps_py.transport.base import Message
+from byteps_py.transport.base import LaneError, Message
 from byteps_py.transport.loopback import LoopbackNetwork
 from byteps_py.types import DType, Operation, Participant, Partition, ServerInfo, TensorSpec, make_key
 from byteps_py.wire.bundle import ENTRY
@@ -486,6 +494,42 @@ def test_a_worker_that_gives_up_waiting_for_the_job_returns_its_place() -> None:
     for each in (starting, closing):
         each.join(10)
         assert not each.is_alive()
+
+
+def test_a_worker_without_the_shared_memory_that_it_must_have_says_so_to_all(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = stage.worker._endpoint
+    connect = endpoint.connect
+
+    def refuse(peer: bytes, address: str, identity: bytes = b"", connections: int = 1) -> None:
+        if identity:
+            raise LaneError("nobody there")
+        connect(peer, address)
+
+    monkeypatch.setattr(endpoint, "connect", refuse)
+    text = rf"BYTEPS_TRANSPORT=shm, .* server 0 \(pid 1 on host\) at {stage.address}: nobody there; is that"
+    joining = threading.Thread(target=lambda: fails(stage.worker.start, SettingsError, text))
+    joining.start()
+    stage.control(Register)
+    me = (Participant(0, 0, 0, 1, "host", 1, 500),)
+    welcome = Welcome(
+        job=JOB, epoch=1, rank=0, participants=me, servers=(ServerInfo(0, stage.address, "host", 1, 600),)
+    )
+    stage.tell(welcome)
+    bye = stage.control(Bye)
+    assert isinstance(bye, Bye)
+    assert re.match(f"failed: {text}", bye.reason)
+    stage.tell(welcome)  # as it may be repeated
+    stage.tell(Left(0))
+    joining.join(10)
+    assert not joining.is_alive()
+
+
+def test_it_counts_how_servers_are_reached(stage: Stage) -> None:
+    assert stage.worker.ways() == {"shm": 0, "tcp": 0}
+    stage.join()
+    assert stage.worker.ways() == {"shm": 0, "tcp": 1}
 
 
 def test_a_refused_worker_raises_in_start(stage: Stage) -> None:
