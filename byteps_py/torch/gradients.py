@@ -45,6 +45,7 @@ __all__ = ["GradientExchange"]
 
 _Groups = Sequence[dict[str, Any]]
 
+
 GATHERED_BYTES: Final = 1 << 22
 """So many are worth a push while a backward pass is running."""
 

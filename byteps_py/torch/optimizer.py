@@ -95,7 +95,7 @@ def DistributedOptimizer(
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
     compression: Compressor = Compression.none,
     backward_passes_per_step: int = 1,
-    arena: bool = True,
+    arena: bool = False,
     nccl: bool = False,
 ) -> SynchronizedOptimizer:
     """Make ``optimizer`` step on gradients that are averaged over all workers.
