@@ -59,7 +59,7 @@ int byteps_sum_converting(void *out, const void *const *sources, size_t n_source
                           size_t n_groups, int dtype, int widen, size_t count, int32_t divisor, int threads, int level);
 
 /* Copies bytes between buffers that do not overlap. */
-int byteps_copy(void *out, const void *source, size_t n_bytes, int threads);
+int byteps_copy(void *out, const void *source, size_t n_bytes, int threads, int is_far);
 
 /* What the sums and copies are measured against, on one thread: a copy, and out = left + right.  With `past_caches` the
  * result is stored past the caches. */

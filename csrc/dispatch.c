@@ -182,13 +182,13 @@ static void copy_share(void *out, const void *source, size_t n_bytes, int past_c
         memcpy(out, source, n_bytes);
 }
 
-int byteps_copy(void *out, const void *source, size_t n_bytes, int threads)
+int byteps_copy(void *out, const void *source, size_t n_bytes, int threads, int is_far)
 {
     if (threads < 1)
         return BYTEPS_BAD_THREADS;
     if (byteps_overlap(out, source, n_bytes))
         return BYTEPS_OVERLAP;
-    const int past_caches = n_bytes >= BYTEPS_PAST_CACHES, team = byteps_team_size(2 * n_bytes, threads);
+    const int past_caches = is_far || n_bytes >= BYTEPS_PAST_CACHES, team = byteps_team_size(2 * n_bytes, threads);
     if (team == 1) {
         copy_share(out, source, n_bytes, past_caches);
         return BYTEPS_OK;

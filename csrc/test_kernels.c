@@ -333,8 +333,11 @@ static void test_plain_add(const struct level *level, size_t count)
 static void test_copy(size_t n_bytes)
 {
     struct buffer source = make_buffer(n_bytes, 1, 3), out = make_buffer(n_bytes, 0, 4);
-    const int status = byteps_copy(out.start, source.start, n_bytes, 3);
-    check(status == BYTEPS_OK && memcmp(out.start, source.start, n_bytes) == 0, "copy", 0, 0, n_bytes);
+    for (int is_far = 0; is_far < 2; is_far++) {
+        memset(out.start, 0, n_bytes);
+        const int status = byteps_copy(out.start, source.start, n_bytes, 3, is_far);
+        check(status == BYTEPS_OK && memcmp(out.start, source.start, n_bytes) == 0, "copy", 0, is_far, n_bytes);
+    }
     free(source.memory);
     free(out.memory);
 }
@@ -365,8 +368,8 @@ static void test_refusals(void)
     REFUSES_TO_CONVERT(BYTEPS_BAD_LEVEL, a, sources, 2, two, 1, BYTEPS_FLOAT16, 0, 4, 1, 1, best + 1);
     REFUSES_TO_CONVERT(BYTEPS_OVERLAP, a, sources, 2, two, 1, BYTEPS_FLOAT16, 0, 4, 1, 1, 0);
     REFUSES_TO_CONVERT(BYTEPS_OVERLAP, a + 1, sources, 2, two, 1, BYTEPS_BFLOAT16, 1, 4, 1, 1, 0);
-    check(byteps_copy(a + 1, a, 8, 1) == BYTEPS_OVERLAP, "copy of overlapping memory", 0, 0, 8);
-    check(byteps_copy(a, b, 8, 0) == BYTEPS_BAD_THREADS, "copy by no thread", 0, 0, 8);
+    check(byteps_copy(a + 1, a, 8, 1, 0) == BYTEPS_OVERLAP, "copy of overlapping memory", 0, 0, 8);
+    check(byteps_copy(a, b, 8, 0, 1) == BYTEPS_BAD_THREADS, "copy by no thread", 0, 0, 8);
 }
 
 int main(void)

@@ -83,8 +83,11 @@ class Kernels(Protocol):
             KernelError: an argument breaks one of these rules.
         """
 
-    def copy(self, out: object, source: object, nbytes: int, threads: int) -> None:
+    def copy(self, out: object, source: object, nbytes: int, threads: int, *, far: bool = False) -> None:
         """Copy the first ``nbytes`` bytes of ``source`` to ``out``; the two must not overlap.
+
+        Args:
+            far: ``out`` is a part of more than the caches hold, and is written past them.
 
         Raises:
             KernelError: a buffer is too short or not writable, or they overlap.

@@ -124,7 +124,7 @@ class NativeKernels:
             addresses.clear()
             _raise_for(status, KernelError(SHARED_MESSAGE) if status == lib.BYTEPS_OVERLAP else None)
 
-    def copy(self, out: object, source: object, nbytes: int, threads: int) -> None:
+    def copy(self, out: object, source: object, nbytes: int, threads: int, *, far: bool = False) -> None:
         """See :meth:`byteps_py.kernels.Kernels.copy`."""
         status = lib.BYTEPS_BAD_THREADS
         problem: Exception | None = None
@@ -133,7 +133,7 @@ class NativeKernels:
         try:
             target, origin = ffi.from_buffer(_BYTES, out, True), ffi.from_buffer(_BYTES, source)
             if len(target) >= nbytes <= len(origin):
-                status = lib.byteps_copy(target, origin, nbytes, threads)
+                status = lib.byteps_copy(target, origin, nbytes, threads, far)
         except _UNFIT as error:
             problem = error
         if status != lib.BYTEPS_OK:

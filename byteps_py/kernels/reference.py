@@ -74,7 +74,7 @@ class ReferenceKernels:
             total = _left_fold(_left_fold(group) for group in _split((_widen(x, given) for x in operands), groups))
             result[:] = _narrow(_clean(_divide(total, divisor)), made)
 
-    def copy(self, out: object, source: object, nbytes: int, threads: int) -> None:
+    def copy(self, out: object, source: object, nbytes: int, threads: int, *, far: bool = False) -> None:
         """See :meth:`byteps_py.kernels.Kernels.copy`."""
         target, origin = check_copy(out, source, nbytes, threads)
         if nbytes == 0:

@@ -14,11 +14,14 @@ from byteps_py.kernels import Kernels
 from byteps_py.roles.tensors import TensorOperation
 from byteps_py.telemetry.stages import WorkerTimes
 from byteps_py.transport.base import Message
+from byteps_py.types import PARTITION_BITS
 
 __all__ = ["CopyOut"]
 
 _LONG_COPY: Final = 65536
 """Bytes from which the lock is let go during a copy."""
+_FAR_BYTES: Final = 1 << 24
+"""Bytes of all tensors together from which the caches do not keep a result until it is needed."""
 
 
 class CopyOut:
@@ -38,6 +41,8 @@ class CopyOut:
         self._lock = lock
         self._times = times
         self._keys: set[int] = set()
+        self._nbytes: dict[int, int] = {}
+        self._total_bytes = 0
 
     def __call__(
         self,
@@ -64,6 +69,7 @@ class CopyOut:
         elif target.nbytes:
             self._keys.add(key)
             operation.copying += 1
+            self._count(key >> PARTITION_BITS, operation.tensor.spec.nbytes)
             try:
                 self.copy(target, payload, message)
             finally:
@@ -90,9 +96,15 @@ class CopyOut:
             return
         try:
             self._lock.release()
-            self._kernels.copy(target, payload, target.nbytes, self._threads)
+            self._kernels.copy(target, payload, target.nbytes, self._threads, far=self._total_bytes >= _FAR_BYTES)
         finally:
             self._take_back(self._lock)
+
+    def _count(self, tensor_id: int, nbytes: int) -> None:
+        """By now the results of all tensors together come to so much: when the first is needed, the last is there."""
+        if tensor_id not in self._nbytes:
+            self._nbytes[tensor_id] = nbytes
+            self._total_bytes += nbytes
 
     @staticmethod
     def _take_back(lock: threading.RLock) -> None:

@@ -450,10 +450,11 @@ class TestRefusals:
 class TestCopy:
     @pytest.mark.parametrize("nbytes", [0, 1, 7, 1001, LARGE + 13, lib.BYTEPS_PAST_CACHES + 7])
     @pytest.mark.parametrize("threads", [1, 3])
-    def test_copies_just_the_bytes_asked_for(self, kernels: Kernels, nbytes: int, threads: int) -> None:
+    @pytest.mark.parametrize("far", [False, True])
+    def test_copies_just_the_bytes_asked_for(self, kernels: Kernels, nbytes: int, threads: int, far: bool) -> None:
         source = np.random.default_rng(nbytes).integers(0, 256, nbytes + 5, dtype=np.uint8)
         out = bytearray(b"\xaa" * (nbytes + 4))
-        kernels.copy(memoryview(out)[1:], source[3:], nbytes, threads)
+        kernels.copy(memoryview(out)[1:], source[3:], nbytes, threads, far=far)
         assert out == b"\xaa" + source[3 : 3 + nbytes].tobytes() + b"\xaa" * 3
 
     def test_of_nothing_between_empty_buffers(self, kernels: Kernels) -> None:

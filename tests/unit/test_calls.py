@@ -269,10 +269,10 @@ class SlowKernels:
         self.copying, self.may_go_on = threading.Event(), threading.Event()
         self._kernels = kernels.select("reference")
 
-    def copy(self, out: object, source: object, nbytes: int, threads: int) -> None:
+    def copy(self, out: object, source: object, nbytes: int, threads: int, *, far: bool = False) -> None:
         self.copying.set()
         assert self.may_go_on.wait(10)
-        self._kernels.copy(out, source, nbytes, threads)
+        self._kernels.copy(out, source, nbytes, threads, far=far)
 
 
 def slow_copies(bench: Bench) -> SlowKernels:

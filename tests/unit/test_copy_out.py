@@ -14,7 +14,7 @@ from byteps_py.roles.pending import Pending
 from byteps_py.roles.tensors import Tensor, TensorOperation
 from byteps_py.telemetry.stages import WorkerTimes
 from byteps_py.transport.base import Message
-from byteps_py.types import DType, Operation, TensorSpec
+from byteps_py.types import DType, Operation, TensorSpec, make_key
 
 WHOLE = Message(b"server-0", [])
 SPEC = TensorSpec("w", DType.UINT8, (8,))
@@ -33,10 +33,12 @@ class Watching:
     def __init__(self, lock: threading.RLock) -> None:
         self.lock = lock
         self.held: list[bool] = []
+        self.far: list[bool] = []
         self.during = lambda: None
         self.copy_for_real = kernels.select("reference").copy
 
-    def copy(self, out: object, source: object, nbytes: int, threads: int) -> None:
+    def copy(self, out: object, source: object, nbytes: int, threads: int, *, far: bool = False) -> None:
+        self.far.append(far)
         other = threading.Thread(target=self._try)
         other.start()
         other.join(10)
@@ -50,9 +52,9 @@ class Watching:
             self.lock.release()
 
 
-def operation() -> TensorOperation:
+def operation(spec: TensorSpec = SPEC) -> TensorOperation:
     return TensorOperation(
-        Tensor(SPEC), Pending(SPEC, None), operation=Operation.SUM, root=0, priority=0, step=0, staging=None
+        Tensor(spec), Pending(spec, None), operation=Operation.SUM, root=0, priority=0, step=0, staging=None
     )
 
 
@@ -66,6 +68,19 @@ def test_the_lock_is_let_go_for_long_copies_only() -> None:
             assert copy_out(operation(), 1, target, memoryview(b"\7" * size), WHOLE)
             assert target.min() == 7
     assert watching.held == [True, False]
+
+
+def test_results_of_more_than_the_caches_hold_are_written_past_them() -> None:
+    lock = threading.RLock()
+    watching = Watching(lock)
+    copy_out = CopyOut(watching, 1, lock, None)  # type: ignore[arg-type]
+    large = TensorSpec("large", DType.UINT8, (6 << 20,))
+    target, payload = np.zeros(1 << 17, np.uint8), memoryview(bytes(1 << 17))
+    with lock:
+        for tensor_id in (0, 1, 1, 1, 2, 0):
+            assert copy_out(operation(large), make_key(tensor_id, 0), target, payload, WHOLE)
+        assert copy_out(operation(), make_key(3, 0), target[:8], payload[:8], WHOLE)  # a small one is needed soon
+    assert watching.far == [False] * 4 + [True] * 2 + [False]
 
 
 def test_what_is_absent_is_zero() -> None:
