@@ -173,7 +173,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"height and width of resnet18's images, at least {LEAST_PIXELS} (default: %(default)s)",
     )
     arguments.add_transport(found)
-    add("--arena", choices=("yes", "no"), default="yes", help="our gradients live in the arena (default: %(default)s)")
+    add("--arena", choices=("yes", "no"), default="no", help="our gradients live in the arena (default: %(default)s)")
     add("--seconds", type=arguments.seconds, default=5.0, help="of each window (default: %(default)s)")
     add("--warmup", type=arguments.warmup_seconds, default=1.0, help="seconds before it (default: %(default)s)")
     add("--pairs", type=arguments.natural, default=5, metavar="N", help="turns of each side (default: %(default)s)")

@@ -37,7 +37,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--arena",
         action=argparse.BooleanOptionalAction,
-        default=True,
+        default=False,
         help="gradients of 64 KiB and more live in memory that local servers read",
     )
     parser.add_argument("--checkpoint", metavar="FILE", help="worker 0 writes it after every epoch")

@@ -1,8 +1,8 @@
 """Where gradients live from one step to the next: memory that servers of this machine read.
 
 Without it a gradient is memory that the backward pass has just got from the system, page by page, and that goes back
-when the gradient is cleared; page faults can take a third of a step.  With it the gradient is copied as soon as it is
-made, as it would be for a push anyway, its own memory is free for the next one, and what is pushed needs no other copy.
+when the gradient is cleared.  With it the gradient is copied when it is pushed, as it would be anyway, its own memory
+is free for the next one, and what is pushed needs no other copy.
 
 A gradient that somebody still holds when the next one comes (``kept = parameter.grad``) keeps its memory, and the next
 one gets other memory.  Forked children cannot use it: there, gradients in such memory are cleared.
