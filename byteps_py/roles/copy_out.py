@@ -14,14 +14,13 @@ from byteps_py.kernels import Kernels
 from byteps_py.roles.tensors import TensorOperation
 from byteps_py.telemetry.stages import WorkerTimes
 from byteps_py.transport.base import Message
-from byteps_py.types import PARTITION_BITS
 
 __all__ = ["CopyOut"]
 
 _LONG_COPY: Final = 65536
 """Bytes from which the lock is let go during a copy."""
 _FAR_BYTES: Final = 1 << 24
-"""Bytes of all tensors together from which the caches do not keep a result until it is needed."""
+"""Bytes of other results, between two of one tensor, from which the caches do not keep a result until it is needed."""
 
 
 class CopyOut:
@@ -41,8 +40,8 @@ class CopyOut:
         self._lock = lock
         self._times = times
         self._keys: set[int] = set()
-        self._nbytes: dict[int, int] = {}
-        self._total_bytes = 0
+        self._copied_bytes = 0
+        self._copied_before: dict[int, int] = {}
 
     def __call__(
         self,
@@ -69,42 +68,43 @@ class CopyOut:
         elif target.nbytes:
             self._keys.add(key)
             operation.copying += 1
-            self._count(key >> PARTITION_BITS, operation.tensor.spec.nbytes)
             try:
-                self.copy(target, payload, message)
+                self.copy(target, payload, message, far=self._is_far(key, target.nbytes))
             finally:
                 operation.copied_out()
                 self._keys.discard(key)
         return True
 
-    def copy(self, target: npt.NDArray[np.uint8], payload: memoryview, message: Message) -> None:
-        """Copy and nothing else; the caller sees to it that no other thread does the same.
+    def copy(self, target: npt.NDArray[np.uint8], payload: memoryview, message: Message, *, far: bool = False) -> None:
+        """Copy and nothing else; the caller sees to it that no other thread does the same. ``far``: past the caches.
 
         Raises:
             RemoteProtocolError: as above.
         """
         begun = 0.0 if self._times is None else time.monotonic()
-        self._copy(target, payload)
+        self._copy(target, payload, far)
         if not message.intact():
             raise RemoteProtocolError("a result that changed while it was copied")
         if self._times is not None:
             self._times.copy_out.add(time.monotonic() - begun)
 
-    def _copy(self, target: npt.NDArray[np.uint8], payload: memoryview) -> None:
+    def _copy(self, target: npt.NDArray[np.uint8], payload: memoryview, far: bool) -> None:
         if self._lock is None or target.nbytes < _LONG_COPY:
             self._kernels.copy(target, payload, target.nbytes, self._threads)
             return
         try:
             self._lock.release()
-            self._kernels.copy(target, payload, target.nbytes, self._threads, far=self._total_bytes >= _FAR_BYTES)
+            self._kernels.copy(target, payload, target.nbytes, self._threads, far=far)
         finally:
             self._take_back(self._lock)
 
-    def _count(self, tensor_id: int, nbytes: int) -> None:
-        """By now the results of all tensors together come to so much: when the first is needed, the last is there."""
-        if tensor_id not in self._nbytes:
-            self._nbytes[tensor_id] = nbytes
-            self._total_bytes += nbytes
+    def _is_far(self, key: int, nbytes: int) -> bool:
+        """Whether so much was copied since the last result of this partition, as in a step of training with a large
+        model, that the one of now will not be in the caches either when the step comes to use it."""
+        before = self._copied_before.get(key)
+        self._copied_bytes += nbytes
+        self._copied_before[key] = self._copied_bytes
+        return before is not None and self._copied_bytes - before >= _FAR_BYTES
 
     @staticmethod
     def _take_back(lock: threading.RLock) -> None:

@@ -367,7 +367,7 @@ class Exchange:
         operation = self._operations.pop(identifier)
         if operation.staging is not None and not operation.borrowed:
             operation.tensor.recycle(operation.staging)
-        if self._times is not None and operation.contributes and not operation.borrowed:
+        if self._times is not None and operation.copied:
             self._times.copy_in.add(operation.copied)
         self._speed.add(now, int(time.time() * 1000), operation.tensor.spec.nbytes)
         operation.pending.complete(operation.absent)

@@ -1,4 +1,4 @@
-"""Where the partitions of large contributions wait for their results: buffers that the caller cannot write.
+"""Where the partitions of large contributions wait for their results.
 
 A contribution is copied when its operation starts, as a whole, if the caller may change it afterwards.  It may not
 where the result replaces it: the caller leaves such an array alone until the operation has ended.  Then a partition

@@ -134,8 +134,8 @@ class TensorOperation:
 
     Attributes:
         staging: the contribution's bytes, which do not change before the end; None if they are ``lent``.
-        lent: the contribution's bytes in the caller's memory, of which a partition is copied when it is pushed; None
-            if there is a copy of them already.  Without ``staging`` and ``lent`` this worker contributes nothing.
+        lent: the contribution's bytes in the caller's memory, see :mod:`byteps_py.roles.pieces`; None if there is a
+            copy of them already.  Without ``staging`` and ``lent`` this worker contributes nothing.
         copying: copies of results into ``output`` that are under way.
         failure: why it has failed, if its caller is told only when those are over.
         pieces: those copies, by key, until the result is here.

@@ -8,8 +8,9 @@ zero.  So workers whose branches differ still meet in the same exchange.
 ====================  ====================================  ==================================
 state of a slot       hook (a backward pass reached it)     synchronize()
 ====================  ====================================  ==================================
-passes remain         one pass less; at none left: push     push what there is, then wait
-on its way            error: one backward pass too many     wait
+passes remain         one pass less; at none left: gather   push what there is, then wait
+gathered              error: one backward pass too many     push, then wait
+on its way            the same error                        wait
 ====================  ====================================  ==================================
 
 After :meth:`~GradientExchange.synchronize` all passes remain again.
@@ -238,6 +239,8 @@ class GradientExchange:
             self._push(_session.current(), slot)
             return
         _check_gradient(slot, gradient)
+        if slot.home is not None:  # now: whoever refers to the gradient after the backward pass shall have the new one
+            gradient = slot.home.settle(_session.current(), gradient)
         slot.push = _Push(None, gradient, gradient._version)
         self._gathered.append(slot)
         self._gathered_bytes += slot.spec.nbytes
@@ -267,7 +270,7 @@ class GradientExchange:
                 slot.push = self._push_from_device(session, slot, gradient)
                 return
             if slot.home is not None and gradient.device.type == "cpu":
-                gradient, staged = _move_in(session, slot, slot.home, gradient)
+                staged = slot.home.stage(session, gradient)
                 array = slot.home.memory
             else:
                 staged = stage(gradient, slot.dtype)
@@ -292,25 +295,6 @@ def _hook_of(exchange: GradientExchange, slot: _Slot) -> Callable[[torch.Tensor]
             owner.accumulated(slot)
 
     return hook
-
-
-def _move_in(
-    session: _session.Session, slot: _Slot, home: Home, gradient: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Let the gradient live in ``home``, if it can, else only what is sent; returns the gradient, and what is sent."""
-    if home.holds(gradient):
-        return gradient, gradient.detach()
-    staged = home.move_in(session, gradient)
-    # One of another layout keeps it, and one that is a part of a graph stays there.
-    if (
-        gradient.dtype != slot.dtype
-        or gradient.stride() != staged.stride()
-        or gradient.requires_grad
-        or gradient.is_neg()
-    ):
-        return gradient, staged
-    slot.parameter.grad = staged
-    return staged, staged
 
 
 def _check_gradient(slot: _Slot, gradient: torch.Tensor) -> None:

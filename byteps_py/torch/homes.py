@@ -43,6 +43,7 @@ class Home:
         self._parameter = weakref.ref(parameter)
         self._spec = spec
         self._dtype = dtype
+        self._strides = torch.empty(spec.shape, device="meta").stride()
         self._memory: npt.NDArray[Any] | None = None
         self._tenant: weakref.ref[npt.NDArray[Any]] | None = None
         """Its end tells that no tensor refers to the memory any more."""
@@ -63,8 +64,27 @@ class Home:
             and gradient.is_contiguous()
         )
 
-    def move_in(self, session: Session, gradient: torch.Tensor) -> torch.Tensor:
-        """Copy ``gradient``, and convert it if it travels as another type.
+    def settle(self, session: Session, gradient: torch.Tensor) -> torch.Tensor:
+        """Have the parameter's gradient live here from now on, if it can; returns what is its gradient now.
+
+        One of another layout keeps that, one that belongs to a graph stays in it, and one that is a part of something
+        (as of one flat tensor for all gradients) stays there.
+
+        Args:
+            session: see :meth:`stage`.
+            gradient: the parameter's, dense, on the CPU.
+
+        Raises:
+            TransportError: there is no memory left.
+        """
+        parameter = self._parameter()
+        if parameter is None or self.holds(gradient) or not self._can_live_here(gradient):
+            return gradient
+        parameter.grad = self.stage(session, gradient)
+        return parameter.grad
+
+    def stage(self, session: Session, gradient: torch.Tensor) -> torch.Tensor:
+        """Copy ``gradient`` here unless it is here, and convert it if it travels as another type.
 
         Args:
             session: gives the memory when it is first needed, and when the last tensor is still in use.
@@ -76,14 +96,24 @@ class Home:
         Raises:
             TransportError: there is no memory left.
         """
+        if self.holds(gradient):
+            return gradient.detach()
         if self._memory is None or (self._tenant is not None and self._tenant() is not None):
             self._memory = session.empty(self._spec.shape, self._spec.dtype.storage)
         # Whatever shares the memory with the tensor keeps this very array alive.
         view = self._memory.view(np.int16 if self._dtype is torch.bfloat16 else self._memory.dtype)
         self._tenant = weakref.ref(view)
-        moved = torch.from_numpy(view).view(self._dtype)
-        moved.copy_(gradient.detach())
-        return moved
+        staged = torch.from_numpy(view).view(self._dtype)
+        staged.copy_(gradient.detach())
+        return staged
+
+    def _can_live_here(self, gradient: torch.Tensor) -> bool:
+        return (
+            gradient.dtype == self._dtype
+            and gradient.stride() == self._strides
+            and not (gradient.requires_grad or gradient.is_neg())
+            and gradient.untyped_storage().nbytes() == gradient.nbytes
+        )
 
     def clear(self) -> None:
         """Clear the parameter's gradient if it lies here."""

@@ -100,8 +100,9 @@ def DistributedOptimizer(
 ) -> SynchronizedOptimizer:
     """Make ``optimizer`` step on gradients that are averaged over all workers.
 
-    The push of a gradient starts while the backward pass is still running.  Gradients on a GPU are copied to the host
-    and back on a side stream; when ``synchronize()`` returns, what follows in the current stream sees the average.
+    Gradients are pushed while the backward pass is still running, several at a time; the last few, less than 4 MiB, by
+    ``synchronize()``.  Gradients on a GPU are copied to the host and back on a side stream; when ``synchronize()``
+    returns, what follows in the current stream sees the average.
 
     The optimizer keeps its state, its groups and its class (it becomes an instance of a subclass of it), so
     learning-rate schedulers made afterwards, ``state_dict()`` and ``isinstance`` work as before; it gains

@@ -148,10 +148,10 @@ class Segment:
         self.starts.append(self.used)
         begin = max(self.ready, self.used // LARGE_PAGE * LARGE_PAGE)
         end = -(-(self.used + STAMP_BYTES + nbytes) // LARGE_PAGE) * LARGE_PAGE
-        self.used += size
+        own, self.used = self.used, self.used + size
         # More at a time would be seconds in which nothing happens, for memory that may never be written.
         if nbytes <= LARGE_ALLOCATION and begin < end:
-            self.mapping.make_large(begin, end)
+            self.mapping.make_large(begin, end, own)
             self.ready = end
         return slot
 

@@ -1,4 +1,4 @@
-"""How much memory this process may still have, so that what can never be given is refused before anything is taken.
+"""How much memory this process may still have, so that what it does not have is refused before anything is taken.
 
 Linux promises more than it has: a mapping of any size is made, and a process that writes to all of it is killed.
 """

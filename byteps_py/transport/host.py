@@ -16,7 +16,7 @@ import numpy.typing as npt
 from byteps_py.errors import TransportError
 from byteps_py.transport import descriptors
 from byteps_py.transport.arena import Arena
-from byteps_py.transport.available import OutOfMemory
+from byteps_py.transport.available import LARGE_ALLOCATION, OutOfMemory
 from byteps_py.transport.base import Buffer, LaneError, Message, plain_memory
 from byteps_py.transport.lanes import Lanes
 from byteps_py.transport.zmq import ZmqEndpoint
@@ -133,8 +133,9 @@ class HostEndpoint:
             except TransportError as error:
                 if self._mode == "shm":
                     raise
-                self._has_arena = False
-                _log.warning("%s: what travels through lanes is copied from now on", error)
+                if nbytes <= LARGE_ALLOCATION:  # else it may be the size
+                    self._has_arena = False
+                    _log.warning("%s: what travels through lanes is copied from now on", error)
         return plain_memory(nbytes)
 
     def renew(self, buffer: npt.NDArray[Any] | memoryview) -> None:

@@ -67,12 +67,13 @@ class Mapping:
         self.content = content if writable else content.toreadonly()
         self._may_collapse = True
 
-    def make_large(self, begin: int, end: int) -> None:
+    def make_large(self, begin: int, end: int, own: int) -> None:
         """Have the part from ``begin`` to ``end``, multiples of :data:`LARGE_PAGE`, consist of large pages, if the
-        system can: its memory is taken now, and what is in it stays. The mapping must be writable."""
+        system can: its memory is taken now, and what is in it stays. The mapping must be writable, and bytes from
+        ``own`` on, which lies in the first of these pages or before it, must be nobody else's."""
         if self._may_collapse and begin < end <= self.nbytes:
             for each in range(begin, end, LARGE_PAGE):
-                self.content[each] |= 0  # the kernel leaves alone what does not exist at all
+                self.content[max(each, own)] |= 0  # the kernel leaves alone what does not exist at all
             status = _library.madvise(self.address + begin, end - begin, _MADV_COLLAPSE)
             # Memory may be short for a moment; a kernel that does not know of it never will.
             self._may_collapse = status == 0 or ctypes.get_errno() not in (errno.EINVAL, errno.ENOSYS)

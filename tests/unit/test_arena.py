@@ -18,6 +18,7 @@ from byteps_py.errors import RemoteProtocolError, TransportError
 from byteps_py.transport import arena as module
 from byteps_py.transport.arena import STAMP_BYTES, Arena, Place, view_of
 from byteps_py.transport.available import OutOfMemory
+from byteps_py.transport.mapping import Mapping
 
 SEALS = {"SEAL": 0x1, "SHRINK": 0x2, "GROW": 0x4, "FUTURE_WRITE": 0x10}
 
@@ -107,9 +108,34 @@ class TestAllocation:
     def test_slots_that_follow_each_other_have_all_their_pages(self) -> None:
         arena = Arena()
         kept = [arena.allocate(5 << 20) for _ in range(3)]
+        segment = located(arena, kept[0]).segment
+        assert os.fstat(segment.descriptor).st_blocks * 512 >= 3 * (5 << 20)
         for number, each in enumerate(kept):
             each[:] = number
         assert [set(each[:: 1 << 16].tolist()) for each in kept] == [{0}, {1}, {2}]
+
+    def test_a_new_slot_touches_no_byte_of_another(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Somebody may be writing there."""
+        touched: list[tuple[int, int]] = []
+        make_large = Mapping.make_large
+
+        def watched(mapping: Mapping, begin: int, end: int, own: int) -> None:
+            touched.append((max(begin, own), segment.used - own))
+            make_large(mapping, begin, end, own)
+
+        arena = Arena()
+        kept = [arena.allocate((1 << 20) - 64)]
+        segment = located(arena, kept[0]).segment
+        monkeypatch.setattr(Mapping, "make_large", watched)
+        first = arena.allocate((20 << 20) + 100_000)
+        del first
+        kept.append(arena.allocate((24 << 20) - 64))  # the same slot, all of it
+        kept[-1][:] = 7
+        end = segment.used
+        kept.append(arena.allocate((3 << 20) - 64))
+        assert located(arena, kept[-1]).segment is segment
+        assert touched[-1][0] >= end
+        assert set(kept[1][:: 1 << 12].tolist()) == {7}
 
 
 class TestReuse:

@@ -14,7 +14,7 @@ from byteps_py.roles.pending import Pending
 from byteps_py.roles.tensors import Tensor, TensorOperation
 from byteps_py.telemetry.stages import WorkerTimes
 from byteps_py.transport.base import Message
-from byteps_py.types import DType, Operation, TensorSpec, make_key
+from byteps_py.types import DType, Operation, TensorSpec
 
 WHOLE = Message(b"server-0", [])
 SPEC = TensorSpec("w", DType.UINT8, (8,))
@@ -52,9 +52,9 @@ class Watching:
             self.lock.release()
 
 
-def operation(spec: TensorSpec = SPEC) -> TensorOperation:
+def operation() -> TensorOperation:
     return TensorOperation(
-        Tensor(spec), Pending(spec, None), operation=Operation.SUM, root=0, priority=0, step=0, staging=None
+        Tensor(SPEC), Pending(SPEC, None), operation=Operation.SUM, root=0, priority=0, step=0, staging=None
     )
 
 
@@ -70,17 +70,16 @@ def test_the_lock_is_let_go_for_long_copies_only() -> None:
     assert watching.held == [True, False]
 
 
-def test_results_of_more_than_the_caches_hold_are_written_past_them() -> None:
+def test_results_of_a_step_that_moves_more_than_the_caches_hold_are_written_past_them() -> None:
     lock = threading.RLock()
     watching = Watching(lock)
     copy_out = CopyOut(watching, 1, lock, None)  # type: ignore[arg-type]
-    large = TensorSpec("large", DType.UINT8, (6 << 20,))
-    target, payload = np.zeros(1 << 17, np.uint8), memoryview(bytes(1 << 17))
+    target, payload = np.zeros(6 << 20, np.uint8), memoryview(bytes(6 << 20))
     with lock:
-        for tensor_id in (0, 1, 1, 1, 2, 0):
-            assert copy_out(operation(large), make_key(tensor_id, 0), target, payload, WHOLE)
-        assert copy_out(operation(), make_key(3, 0), target[:8], payload[:8], WHOLE)  # a small one is needed soon
-    assert watching.far == [False] * 4 + [True] * 2 + [False]
+        for key in (0, 1, 0, 1, 2, 0, 1, 2, 2, 2):
+            assert copy_out(operation(), key, target, payload, WHOLE)
+        assert copy_out(operation(), 1, target[:8], payload[:8], WHOLE)
+    assert watching.far == [False] * 2 + [False] * 3 + [True] * 3 + [False] * 2 + [False]
 
 
 def test_what_is_absent_is_zero() -> None:

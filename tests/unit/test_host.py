@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from byteps_py.errors import TransportError
-from byteps_py.transport import arena
+from byteps_py.transport import arena, mapping
 from byteps_py.transport.base import LaneError, Message
 from byteps_py.transport.host import HostEndpoint
 
@@ -127,6 +127,22 @@ def test_nobody_can_pose_by_tcp_as_one_who_is_reached_by_a_lane(make: Make, name
     forger.connect(b"server", server.listen(ANY), name)
     forger.send(b"server", [b"I am the other"])
     assert server.receive(0.3) == []
+
+
+def test_one_large_allocation_for_which_there_is_no_room_is_plain_and_the_arena_goes_on(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = make(b"client")
+    map_file = mapping._map
+
+    def no_room_for_much(descriptor: int, nbytes: int, protection: int) -> int:
+        if nbytes > 65 << 20:
+            raise OSError(12, "Cannot allocate memory")
+        return map_file(descriptor, nbytes, protection)
+
+    monkeypatch.setattr(mapping, "_map", no_room_for_much)
+    assert not client.owns(client.allocate(70 << 20))
+    assert client.owns(client.allocate(1 << 20))
 
 
 def test_without_an_arena_payloads_are_copied(

@@ -42,8 +42,8 @@ def test_making_pages_large_changes_nothing_that_is_there(descriptor: int) -> No
     mine = Mapping(descriptor, NBYTES, writable=True)
     pattern = np.random.default_rng(1).integers(0, 256, LARGE_PAGE, np.uint8)
     mine.content[:LARGE_PAGE] = pattern.data
-    mine.make_large(0, 2 * LARGE_PAGE)
-    mine.make_large(2 * LARGE_PAGE, 4 * LARGE_PAGE)  # beyond the end: nothing
+    mine.make_large(0, 2 * LARGE_PAGE, 0)
+    mine.make_large(2 * LARGE_PAGE, 4 * LARGE_PAGE, 2 * LARGE_PAGE)  # beyond the end: nothing
     assert bytes(mine.content[:LARGE_PAGE]) == pattern.tobytes()
     assert not any(mine.content[LARGE_PAGE:])
     assert Mapping(descriptor, NBYTES, writable=False).content[LARGE_PAGE - 1] == pattern[-1]

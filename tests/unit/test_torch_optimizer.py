@@ -22,9 +22,12 @@ nn = torch.nn
 STEPS, BATCH = 4, 6
 
 
-@pytest.fixture(autouse=True, params=[0, homes.LEAST_BYTES], ids=["homes", "no-homes"])
-def least_bytes_of_a_home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(homes, "LEAST_BYTES", request.param)
+@pytest.fixture(autouse=True, params=[True, False], ids=["homes", "no-homes"])
+def arena(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs with gradients in homes, small ones too, and with gradients that stay where they are."""
+    monkeypatch.setattr(homes, "LEAST_BYTES", 0)
+    *others, _, nccl = bps.DistributedOptimizer.__defaults__
+    monkeypatch.setattr(bps.DistributedOptimizer, "__defaults__", (*others, request.param, nccl))
 
 
 @pytest.fixture
@@ -478,16 +481,15 @@ class TestGathering:
         assert run_workers(2, body) == [8, 8]
 
     def test_one_that_cannot_be_pushed_keeps_nothing_back(self, monkeypatch):
-        monkeypatch.setattr(gradients, "GATHERED_BYTES", 1)
-        monkeypatch.setattr(homes, "LEAST_BYTES", 0)
+        monkeypatch.setattr(gradients, "GATHERED_BYTES", 100)
 
         def body(session):
             model = make_model()
             optimizer = bps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
-            empty, session.empty = session.empty, None
+            submit, session.submit = session.submit, None
             with pytest.raises(TypeError, match="NoneType"):
                 loss_of(model, *make_batches(1)[0]).backward()
-            session.empty = empty
+            session.submit = submit
             optimizer.synchronize()
             return len(session.submitted)
 
@@ -795,8 +797,10 @@ class TestGradientsInTheArena:
     """``arena=True``, with homes for small gradients too; all other tests here run both with them and without."""
 
     @pytest.fixture(autouse=True)
-    def least_bytes_of_a_home(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def arena(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(homes, "LEAST_BYTES", 0)
+        *others, _, nccl = bps.DistributedOptimizer.__defaults__
+        monkeypatch.setattr(bps.DistributedOptimizer, "__defaults__", (*others, True, nccl))
 
     def test_the_bits_are_those_of_gradients_elsewhere(self):
         def train(arena):
@@ -899,6 +903,33 @@ class TestGradientsInTheArena:
             return graph is not None and weight.grad.grad_fn is graph, weight.grad.tolist()
 
         assert run_workers(2, body) == [(True, [12.0] * 3)] * 2
+
+    def test_one_that_is_a_part_of_something_stays_there(self):
+        def body(session):
+            weight = torch.zeros(4, requires_grad=True)
+            optimizer = bps.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+            flat = torch.zeros(10)
+            weight.grad = flat[2:6]
+            for _ in range(3):
+                flat.zero_()
+                weight.sum().backward()
+                optimizer.step()
+                assert weight.grad.data_ptr() == flat[2:].data_ptr()
+            return weight.tolist(), flat.tolist()
+
+        assert run_workers(2, body) == [([-3.0] * 4, [0.0] * 2 + [1.0] * 4 + [0.0] * 4)] * 2
+
+    def test_what_is_taken_after_the_backward_pass_is_what_gets_the_average(self):
+        def body(session):
+            model = make_model()
+            optimizer = bps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
+            inputs, targets = make_batches(2)[0]
+            loss_of(model, share(inputs, session), share(targets, session)).backward()
+            taken = [each.grad for each in model.parameters()]
+            optimizer.synchronize()
+            return all(each.grad is one for each, one in zip(model.parameters(), taken, strict=True))
+
+        assert run_workers(2, body) == [True, True]
 
     def test_a_forked_child_has_none_of_them(self):
         def body(session):
