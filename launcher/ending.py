@@ -41,6 +41,8 @@ __all__ = ["Action", "EndRest", "Ending", "Hush", "Phase", "Reach", "Report", "S
 
 ABORTED = 1
 """Exit status of a scheduler whose job was aborted."""
+DISAGREED = 2
+"""The same, because of settings that do not agree."""
 CLOSING_SECONDS = 1.0
 STOPPING_SECONDS = 3.0
 AFTER_WORKERS_SECONDS = 1.0
@@ -230,9 +232,9 @@ class Ending:
             if self.phase is Phase.RUNNING and index in self._workers:
                 self._left_well[index] = now + LEFT_WELL_SECONDS
             return []
-        if self._workers_ended_well and index in self._schedulers and status == ABORTED:
+        if self._workers_ended_well and index in self._schedulers and status in (ABORTED, DISAGREED):
             # A worker's process may hide its end, such as a shell whose last command is `echo done`.
-            self.status = self.status or ABORTED
+            self.status = self.status or status
             text = "the job was aborted, although its workers have ended with status 0"
             return [Say(f"{self._describe(index, status)}: {text}")]
         if self.phase is Phase.CLOSING:

@@ -336,7 +336,7 @@ class Membership:
     # ENDING
 
     def _abort(self, reason: str, *, settings: bool = False) -> list[Action]:
-        return self._finish(Abort(reason, settings), Stop(1, reason))
+        return self._finish(Abort(reason, settings), Stop(2 if settings else 1, reason))
 
     def _finish(self, end: Abort | Finished, stop: Stop) -> list[Action]:
         """Tell everyone who has not left, and the launchers whose workers have not come yet."""

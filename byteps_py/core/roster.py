@@ -177,7 +177,7 @@ class Roster:
 
     def add(self, member: Member) -> Problem | None:
         """Register ``member``, or tell why it cannot be; a problem leaves the roster as it was."""
-        problem = self._disagreement(member) or self._objection(member)
+        problem = self._disagreement(member) or self._objection(member) or self._ways_apart(member)
         if problem is None:
             self._members[member.peer] = member
             if member.register.role is Role.SERVER:
@@ -242,10 +242,13 @@ class Roster:
             if ours != theirs:
                 text = f"{name} is {ours} {where} and {theirs} on {member.describe()}: set the same value everywhere"
                 return Problem(text, for_all=True)
-        return self._ways_apart(member)
+        return None
 
     def _ways_apart(self, member: Member) -> Problem | None:
-        """Settings of this process and of another one that want its contributions to go different ways."""
+        """Settings of this process and of another one that want its contributions to go different ways.
+
+        To be asked where there is a place for it: whoever claims that of another one is not on its machine.
+        """
         register, who = member.register, member.describe()
         if register.role is Role.WORKER:
             other = any_of(self._nodes.get(_node_key(member), {0: member}))
@@ -255,8 +258,7 @@ class Roster:
                 if one == two:
                     name, one, two = "BYTEPS_TRANSPORT", theirs.transport, register.transport
                 return Problem(
-                    f"{name} is {one!r} on {other.describe()} and {two!r} on {who}, which are on one machine: "
-                    "set the same value for both",
+                    f"{name} is {one!r} on {other.describe()} and {two!r} on {who}, {_together(other, member)}",
                     for_all=True,
                 )
         wanted = {(Role.WORKER, "shm"): (Role.SERVER, "tcp"), (Role.SERVER, "tcp"): (Role.WORKER, "shm")}
@@ -307,7 +309,7 @@ class Roster:
         if other.register.local_size != register.local_size:
             return (
                 f"BYTEPS_LOCAL_SIZE is {other.register.local_size} on {other.describe()} and {register.local_size} "
-                f"on {who}, which are on one machine: set the same value for both"
+                f"on {who}, {_together(other, member)}"
             )
         return None
 
@@ -348,6 +350,13 @@ def _node_key(member: Member) -> NodeKey:
 def _node_sums(register: Register) -> str:
     """When a worker sums with the others of its node, or for them: what ``BYTEPS_LOCAL_REDUCE`` comes to."""
     return "off" if register.transport == "tcp" else register.local_reduce
+
+
+def _together(one: Member, other: Member) -> str:
+    """What makes two members of a node need the same value; on two hosts they may be two machines by mistake."""
+    if one.process.host_id == other.process.host_id:
+        return "which are on one machine: set the same value for both"
+    return "which say to be of one machine: set the same value for both, or give every machine its DMLC_WORKER_ID"
 
 
 def any_of(node: Node) -> Member:

@@ -171,6 +171,7 @@ class Calls:
 
         Raises:
             TransportTimeout: as :meth:`byteps_py.roles.exchange.Exchange.tick`.
+            TransportError: memory that a peer refers to cannot be mapped, or there is none left.
             JobAborted: a caller's thread was interrupted where it must not be.
         """
         if self.broken is not None:

@@ -13,7 +13,14 @@ from typing import Final
 import msgspec
 
 from byteps_py.core.liveness import SUSPECT_AFTER
-from byteps_py.errors import JobAborted, JobRefused, RemoteProtocolError, SettingsError, TransportTimeout
+from byteps_py.errors import (
+    BytePSError,
+    JobAborted,
+    JobRefused,
+    RemoteProtocolError,
+    SettingsError,
+    TransportTimeout,
+)
 from byteps_py.roles.process import describe_this_process, is_proven_gone
 from byteps_py.settings import JobSettings, WorkerSettings
 from byteps_py.transport.base import Endpoint, tcp_address
@@ -62,6 +69,10 @@ class SchedulerLink:
         register: what this process says of itself.
         log: the role's logger.
         now: seconds of a monotonic clock, as in all methods.
+
+    Attributes:
+        is_over: whether what a method raised has ended this link: the scheduler said so, or is not there. It needs no
+            word of it.
     """
 
     def __init__(
@@ -80,6 +91,7 @@ class SchedulerLink:
         self._last_tick = now
         self._scheduler: ProcessInfo | None = None
         self._job: int | None = None
+        self.is_over = False
         endpoint.connect(SCHEDULER, address)
         self.tick(now)
 
@@ -99,6 +111,7 @@ class SchedulerLink:
             raise RemoteProtocolError(f"a control message has one frame, this one has {len(frames)}")
         message = decode_control(frames[0])
         self._last_heard = now
+        self.is_over = self.is_over or isinstance(message, (Refused, Abort))
         if isinstance(message, Refused):
             text = f"the scheduler at {self._address} refused this process: {message.reason}"
             raise SettingsError(text) if message.settings else JobRefused(text)
@@ -136,7 +149,11 @@ class SchedulerLink:
         if now >= self._heartbeat_due:
             self._heartbeat_due = now + HEARTBEAT_INTERVAL
             self.send(Heartbeat(self._job or 0))
-            self._check_scheduler(now)
+            try:
+                self._check_scheduler(now)
+            except BytePSError:
+                self.is_over = True
+                raise
         return self._heartbeat_due - now
 
     def _note_pause(self, now: float) -> None:

@@ -61,8 +61,8 @@ def run(settings: SchedulerSettings, endpoint: Endpoint | None = None) -> int:
         endpoint: not yet listening; closed at the end. None listens at the scheduler's TCP address.
 
     Returns:
-        The exit status: 0 when every worker said goodbye, 1 when the job was aborted or the address is not free, 143
-        after SIGTERM.
+        The exit status: 0 when every worker said goodbye, 2 when settings of the job disagree, 1 when it was aborted
+        otherwise or the address is not free, 143 after SIGTERM.
 
     Raises:
         SettingsError: the job has no server, ``DMLC_INTERFACE`` is no interface of this machine, or the folder for

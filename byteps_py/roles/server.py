@@ -63,8 +63,8 @@ def run(settings: ServerSettings, endpoint: Endpoint | None = None) -> int:
         SIGTERM.
 
     Raises:
-        SettingsError: ``DMLC_INTERFACE`` gives no address, the port is the scheduler's, or the folder for records
-            cannot be made.
+        SettingsError: ``DMLC_INTERFACE`` gives no address, the port is the scheduler's, the folder for records cannot
+            be made, or the scheduler says that settings of the job disagree.
         TransportError: the limit of open files is too low.
     """
     prepare(settings)
@@ -139,7 +139,10 @@ class Server:
         """Work until the job has finished; returns the exit status. Whatever ends this server, the scheduler is told.
 
         Raises:
-            BytePSError: the job was refused or aborted, with the reason.
+            JobRefused, JobAborted: with the reason.
+            SettingsError: the same, because of settings that do not agree.
+            TransportTimeout: no scheduler answers.
+            TransportError: memory that a worker refers to cannot be mapped, or there is none left.
         """
         try:
             with Termination(self._endpoint.wake) as termination:
@@ -156,10 +159,15 @@ class Server:
             self._say_goodbye("was interrupted")
             raise
         except BytePSError as error:
+            if not self._link.is_over:
+                self._tell(f"failed: {error}")
             if not termination.requested:
                 raise
             _log.error("%s", error)
             return TERMINATED
+        except Exception as error:
+            self._tell(f"failed: {error!r}")
+            raise
 
     def _must_end(self, now: float, urgent: bool) -> bool:
         """This server was told to end: nothing holds it before the job is complete, afterwards the workers need it.
@@ -185,6 +193,16 @@ class Server:
         with contextlib.suppress(BytePSError):
             while (now := time.monotonic()) < deadline:
                 self.run_once(now, deadline - now)
+
+    def _tell(self, failure: str) -> None:
+        """As :meth:`_say_goodbye`, where nothing but the word of the scheduler can be relied on any more."""
+        deadline = time.monotonic() + _GOODBYE_SECONDS
+        self._link.send(Bye(failure))
+        while not self._link.is_over and (now := time.monotonic()) < deadline:
+            with contextlib.suppress(BytePSError):  # the end, or the same failure again
+                for message in self._endpoint.receive(deadline - now):
+                    if message.peer == SCHEDULER:
+                        self._link.receive(now, message.frames)
 
     def run_once(self, now: float, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for something to do and do it."""

@@ -193,7 +193,7 @@ class Worker:
             error = raised
             if isinstance(raised, TransportTimeout) or self._calls.broken is not None:
                 self._tell(f"gave up: {raised}")
-            elif self._calls.exchange is None:  # a complete job, in which it cannot work
+            else:  # as where memory of another process cannot be mapped
                 self._tell(f"failed: {raised}")
         except BaseException as raised:
             _log.exception("the worker thread failed")
@@ -208,7 +208,7 @@ class Worker:
 
     def _tell(self, failure: str) -> None:
         """Let the others know of the failure, so that all of them end with the same cause."""
-        if self._welcome is None or self._goodbye is not None:
+        if self._welcome is None or self._goodbye is not None or self._link.is_over:
             return
         self._calls.leave_lanes()
         self._goodbye = Goodbye(self._link, time.monotonic(), failure, joined=True)

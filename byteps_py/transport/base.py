@@ -95,7 +95,8 @@ class Endpoint(Protocol):
                 those of one peer then arrive in any order.
 
         Raises:
-            TransportError: the address is of another form, or a lane is demanded and cannot be made.
+            LaneError: a lane is demanded, and there is nobody at the other end.
+            TransportError: the address is of another form, or a lane is demanded and this process cannot make it.
         """
 
     def listen_lanes(self) -> None:

@@ -17,7 +17,7 @@ from byteps_py.errors import TransportError
 from byteps_py.transport import descriptors
 from byteps_py.transport.arena import Arena
 from byteps_py.transport.available import LARGE_ALLOCATION, OutOfMemory
-from byteps_py.transport.base import Buffer, LaneError, Message, plain_memory
+from byteps_py.transport.base import Buffer, Message, plain_memory
 from byteps_py.transport.lanes import Lanes
 from byteps_py.transport.zmq import ZmqEndpoint
 
@@ -82,7 +82,7 @@ class HostEndpoint:
         """See :meth:`byteps_py.transport.base.Endpoint.connect`."""
         if peer in self._names:
             raise TransportError(f"peer {peer!r} is connected already")
-        obstacle = self._connect_lane(peer, identity) if identity and self._mode != "tcp" else "BYTEPS_TRANSPORT=tcp"
+        obstacle = self._connect_lane(peer, identity) if identity else "it takes none"
         if obstacle:
             self._sockets.connect(peer, address, connections=connections)
         if identity:
@@ -196,18 +196,16 @@ class HostEndpoint:
         """Why there is no lane; empty if there is one.
 
         Raises:
-            TransportError: there must be one.
+            LaneError: there must be one, and nobody at the other end takes it.
+            TransportError: there must be one, and this process cannot make it.
         """
+        if self._mode == "tcp":
+            return "BYTEPS_TRANSPORT=tcp"
         try:
             descriptors.need(descriptors.CONNECTION)
-        except TransportError as error:
-            if self._mode == "shm":
-                raise
-            return str(error)
-        try:
             self._lanes.connect(peer, identity)
         except TransportError as error:
             if self._mode == "shm":
-                raise LaneError(str(error)) from error
+                raise
             return str(error)
         return ""

@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 
 from byteps_py.errors import RemoteProtocolError, TransportError
 from byteps_py.transport.arena import Arena
-from byteps_py.transport.base import Buffer, Message
+from byteps_py.transport.base import Buffer, LaneError, Message
 from byteps_py.transport.packets import LONGEST_PACKET
 from byteps_py.transport.shm import Lane, lane_name, user_of
 
@@ -110,7 +110,8 @@ class Lanes:
         """Make the lane to the process of that identity, which is called ``peer`` from now on.
 
         Raises:
-            TransportError: it cannot be made; nothing has changed.
+            LaneError: there is nobody at the other end who takes it; nothing has changed, as below.
+            TransportError: this process or its system cannot make it.
         """
         target = _Target(peer, identity)
         self._connect(target)
@@ -230,14 +231,12 @@ class Lanes:
             dialling.connect(lane_name(identity))
             user = user_of(dialling)
             if user != os.geteuid():
-                raise TransportError(f"the process that listens there is user {user}'s, this one {os.geteuid()}'s")
+                raise LaneError(f"the process that listens there is user {user}'s, this one {os.geteuid()}'s")
         except OSError as error:
             dialling.close()
             if error.errno == errno.ECONNREFUSED:
-                reason = "no process of this host (or container) listens for its lanes"
-            else:
-                reason = f"a lane to {_shown(identity)} cannot be connected: {error.strerror}"
-            raise TransportError(reason) from error
+                raise LaneError("no process of this host (or container) listens for its lanes") from error
+            raise TransportError(f"a lane to {_shown(identity)} cannot be connected: {error.strerror}") from error
         except TransportError:
             dialling.close()
             raise
@@ -247,13 +246,15 @@ class Lanes:
         try:
             connection = self._dial(target.identity)
         except OSError as error:  # no descriptor left
-            raise TransportError(f"cannot open a socket: {error.strerror}") from error
+            raise TransportError(
+                f"cannot open a socket for the lane to {_shown(target.identity)}: {error.strerror}"
+            ) from error
         lane = Lane(connection, self._identity, self._arena, self._max_message_bytes, *target)
         try:
             lane.greet(target.identity)
         except OSError as error:
             lane.close()
-            raise TransportError(f"{_shown(target.identity)} has closed the lane: {error.strerror}") from error
+            raise LaneError(f"{_shown(target.identity)} has closed the lane: {error.strerror}") from error
         self._add(lane)
         self._named[target.name] = lane
         return lane

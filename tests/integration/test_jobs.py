@@ -278,8 +278,7 @@ def test_settings_that_must_be_equal_are_compared(name: str, values: tuple[str, 
         made.scheduler()
         for index in range(2):
             made.worker(index, SUM, **{name: values[index]})
-        statuses = made.wait()
-        assert min(statuses.values()) > 0, made.everything()
+        assert made.wait() == dict.fromkeys(("scheduler", "worker0", "worker1"), 2), made.everything()
         told = made.everything()
         for word in (name, *values):
             assert word in told

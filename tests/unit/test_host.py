@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import threading
@@ -73,6 +74,31 @@ def test_a_lane_that_is_demanded_and_cannot_be_had_is_an_error(make: Make, name:
     server, client = make(name, mode="tcp"), make(b"client", mode="shm")
     address = server.listen(ANY)
     with pytest.raises(LaneError, match="no process of this host"):
+        client.connect(b"server", address, name)
+
+
+def test_what_this_process_lacks_for_a_lane_is_not_laid_to_the_other(
+    make: Make, name: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client = make(name), make(b"client", mode="shm")
+    address = server.listen(ANY)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("byteps_py.transport.lanes.socket.socket", refuse)
+    with pytest.raises(TransportError, match=f"cannot open a socket for the lane to {name.decode()}: Too many") as told:
+        client.connect(b"server", address, name)
+    assert not isinstance(told.value, LaneError)
+
+
+def test_a_server_of_another_user_is_nobody_for_a_lane(
+    make: Make, name: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client = make(name), make(b"client", mode="shm")
+    address = server.listen(ANY)
+    monkeypatch.setattr("byteps_py.transport.lanes.user_of", lambda _: os.geteuid() + 1)
+    with pytest.raises(LaneError, match=f"is user {os.geteuid() + 1}'s"):
         client.connect(b"server", address, name)
 
 

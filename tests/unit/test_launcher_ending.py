@@ -65,18 +65,18 @@ def test_services_that_stay_are_ended_without_a_word_and_do_not_spoil_the_status
     assert (ending.done, ending.status) == (True, 0)
 
 
+@pytest.mark.parametrize("status", [1, 2])
 @pytest.mark.parametrize("late", [False, True])
-def test_an_aborted_job_is_no_success_although_its_workers_hide_it(ending: Ending, late: bool) -> None:
+def test_an_aborted_job_is_no_success_although_its_workers_hide_it(ending: Ending, late: bool, status: int) -> None:
     """A shell whose last command is `echo done` ends with 0, whatever became of the program that it ran."""
     ending.ended(0.0, {FIRST: 0, SECOND: 0})
     if late:
         ending.tick(1.0)
-    actions = ending.ended(1.1, {SCHEDULER: 1})
-    assert said(actions) == (
-        "scheduler (pid 10) exited with status 1: the job was aborted, although its workers have ended with status 0"
-    )
-    ending.ended(1.2, {SERVER: 1})
-    assert (ending.done, ending.status) == (True, 1)
+    actions = ending.ended(1.1, {SCHEDULER: status})
+    text = "the job was aborted, although its workers have ended with status 0"
+    assert said(actions) == f"scheduler (pid 10) exited with status {status}: {text}"
+    ending.ended(1.2, {SERVER: status})
+    assert (ending.done, ending.status) == (True, status)
 
 
 def test_a_server_that_fails_after_the_workers_is_a_warning(ending: Ending) -> None:

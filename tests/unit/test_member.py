@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from byteps_py.errors import JobAborted, JobRefused, RemoteProtocolError, SettingsError, TransportTimeout
+from byteps_py.errors import BytePSError, JobAborted, JobRefused, RemoteProtocolError, SettingsError, TransportTimeout
 from byteps_py.roles.member import SCHEDULER, SchedulerLink, worker_identity
 from byteps_py.roles.process import describe_this_process
 from byteps_py.settings import JobSettings
@@ -146,6 +146,29 @@ def test_a_silent_scheduler_is_lost_after_the_timeout() -> None:
         pair.link.tick(now)
     with pytest.raises(JobAborted, match=r"no sign of life for 21 s \(BYTEPS_LOST_TIMEOUT\)"):
         pair.link.tick(121)
+
+
+@pytest.mark.parametrize("end", [Refused("x"), Abort("x"), Refused("x", settings=True), Abort("x", settings=True)])
+def test_it_is_over_when_the_scheduler_says_so(end: ControlMessage) -> None:
+    pair = Pair()
+    pair.answer(100, WELCOME)
+    assert not pair.link.is_over
+    with pytest.raises(BytePSError):
+        pair.answer(101, end)
+    assert pair.link.is_over
+
+
+@pytest.mark.parametrize("has_answered", [False, True])
+def test_it_is_over_when_the_scheduler_is_not_there(has_answered: bool) -> None:
+    pair = Pair()
+    if has_answered:
+        pair.answer(100, WELCOME)
+    for now in range(100, 121 if has_answered else 161):
+        pair.link.tick(now)
+    assert not pair.link.is_over
+    with pytest.raises((JobAborted, TransportTimeout)):
+        pair.link.tick(121 if has_answered else 161)
+    assert pair.link.is_over
 
 
 def test_a_process_that_did_not_listen_blames_nobody() -> None:

@@ -87,10 +87,10 @@ def ended(member_process: ProcessInfo, status: int, job_id: str = "job") -> Chil
     return ChildEnded(job_id, member_process, status)
 
 
-def assert_aborted(actions: Sequence[Action], peers: Sequence[bytes], *words: str) -> None:
+def assert_aborted(actions: Sequence[Action], peers: Sequence[bytes], *words: str, status: int = 1) -> None:
     """Exactly ``peers`` are told, and everywhere the same."""
     (stop,) = stops(actions)
-    assert stop.status == 1
+    assert stop.status == status
     assert all(word in stop.reason for word in words), stop.reason
     assert sorted(told(actions, Abort)) == sorted(peers)
     assert all(message.reason == stop.reason for _, message in sent(actions) if isinstance(message, Abort))
@@ -179,7 +179,8 @@ class TestRegistration:
         register(scheduler, WORKERS[0])
         register(scheduler, SERVER)
         actions = register(scheduler, worker(2, "host-b", worker_id=1, partition_bytes=1024000))
-        assert_aborted(actions, [b"w1", b"s9"], "BYTEPS_PARTITION_BYTES is 4096000 on worker", "and 1024000 on worker")
+        words = "BYTEPS_PARTITION_BYTES is 4096000 on worker", "and 1024000 on worker"
+        assert_aborted(actions, [b"w1", b"s9"], *words, status=2)
         assert told(actions, Refused) == [b"w2"]
         late = register(scheduler, worker(3, "host-c", worker_id=1))
         messages = [message for _, message in sent(actions + late)]
@@ -190,7 +191,7 @@ class TestRegistration:
         scheduler = membership()
         register(scheduler, SERVER)
         actions = register(scheduler, worker(2, num_worker=3))
-        assert_aborted(actions, [b"s9"], "DMLC_NUM_WORKER is 2 at the scheduler and 3 on worker")
+        assert_aborted(actions, [b"s9"], "DMLC_NUM_WORKER is 2 at the scheduler and 3 on worker", status=2)
 
     def test_a_contradiction_that_comes_too_late_harms_nobody(self) -> None:
         scheduler = running()

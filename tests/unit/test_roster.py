@@ -256,6 +256,17 @@ class TestDisagreement:
         node = {"worker_id": 0, "local_size": 2}
         filled([worker(1, local_rank=0, **node, **first), worker(2, local_rank=1, **node, **second)])
 
+    def test_two_machines_with_one_place_are_not_called_one(self) -> None:
+        node = {"worker_id": 0, "local_size": 2}
+        roster = filled([worker(1, local_rank=0, local_reduce="on", **node)])
+        problem = problem_of(roster, worker(2, "host-b", local_rank=1, local_reduce="off", **node))
+        assert problem.for_all
+        assert problem.text == (
+            "BYTEPS_LOCAL_REDUCE is 'on' on worker DMLC_WORKER_ID=0 BYTEPS_LOCAL_RANK=0 (pid 1 on host-a) and 'off' on "
+            "worker DMLC_WORKER_ID=0 BYTEPS_LOCAL_RANK=1 (pid 2 on host-b), which say to be of one machine: set "
+            "the same value for both, or give every machine its DMLC_WORKER_ID"
+        )
+
     def test_machines_may_sum_differently(self) -> None:
         filled([worker(1, worker_id=0, local_reduce="on"), worker(2, "host-b", worker_id=1, local_reduce="off")])
 
@@ -288,6 +299,14 @@ class TestObjections:
         assert problem.text.startswith(
             "worker DMLC_WORKER_ID=0 (pid 2 on host-b) claims the place of worker DMLC_WORKER_ID=0 (pid 1 on host-a)"
         )
+
+    @pytest.mark.parametrize("name", ["local_reduce", "transport"])
+    def test_a_place_that_is_taken_is_not_compared_with_its_holder(self, name: str) -> None:
+        values = {"local_reduce": ("on", "off"), "transport": ("auto", "tcp")}[name]
+        roster = filled([worker(1, worker_id=0, **{name: values[0]})])
+        problem = problem_of(roster, worker(2, "host-b", worker_id=0, **{name: values[1]}))
+        assert not problem.for_all
+        assert "claims the place of" in problem.text
 
     def test_a_local_rank_that_is_taken(self) -> None:
         roster = filled([worker(1, launch_id="x", local_rank=1, local_size=2)])

@@ -204,7 +204,7 @@ class TestRun:
         assert isinstance(refused, Refused)
         assert abort.reason == refused.reason
         assert "DMLC_NUM_WORKER is 1 at the scheduler and 3 on worker" in abort.reason
-        assert job.end() == 1
+        assert job.end() == 2
         assert ("byteps_py.scheduler", logging.ERROR, f"the job was aborted: {abort.reason}") in caplog.record_tuples
 
     def test_nobody_else_comes(self, network: LoopbackNetwork) -> None:
@@ -225,7 +225,7 @@ class TestRun:
         one.expect(Abort)
         assert job.status is None
         monkeypatch.setattr(scheduler_module, "_LINGER", 0.0)
-        assert job.end() == 1
+        assert job.end() == 2
 
     def test_no_server(self) -> None:
         with pytest.raises(SettingsError, match="DMLC_NUM_SERVER=0"):

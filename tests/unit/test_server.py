@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
-from byteps_py.errors import JobAborted, SettingsError
+from byteps_py.errors import BytePSError, JobAborted, KernelError, SettingsError, TransportError
 from byteps_py.roles.envelope import Envelope, open_bundle, open_frames
 from byteps_py.roles.member import worker_identity
 from byteps_py.roles.server import Server
 from byteps_py.settings import ServerSettings
 from byteps_py.telemetry.recorder import prepare
+from byteps_py.transport.available import OutOfMemory
+from byteps_py.transport.base import Buffer, Message
 from byteps_py.transport.loopback import LoopbackEndpoint, LoopbackNetwork
 from byteps_py.types import DType, Participant, Role, ServerInfo
 from byteps_py.wire.bundle import ENTRY
 from byteps_py.wire.control import (
     Abort,
+    Bye,
     ControlMessage,
     Finished,
     Heartbeat,
@@ -323,6 +327,50 @@ def test_it_ends_when_the_scheduler_says_so() -> None:
     with pytest.raises(JobAborted, match="worker 1 was lost"):
         stage.control(Abort("worker 1 was lost"))
     stage.server.close()
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        (TransportError("a segment cannot be mapped"), "failed: a segment cannot be mapped"),
+        (OutOfMemory("4096 bytes are not there"), "failed: 4096 bytes are not there"),
+        (KernelError("no such dtype"), "failed: no such dtype"),
+        (ZeroDivisionError("x"), "failed: ZeroDivisionError('x')"),
+    ],
+)
+def test_whatever_ends_it_the_scheduler_is_told(
+    stage: Stage, failure: Exception, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.welcome()
+    stage.scheduler.receive(0)
+    receive, send = stage.server._endpoint.receive, stage.server._endpoint.send
+
+    def fail(timeout: float | None) -> list[Message]:
+        monkeypatch.setattr(stage.server._endpoint, "receive", receive)
+        raise failure
+
+    def answer(peer: bytes, frames: Sequence[Buffer]) -> bool:
+        sent = send(peer, frames)
+        if isinstance(decode_control(frames[0]), Bye):
+            stage.scheduler.send(b"the-server", [encode_control(Abort("a server failed"))])
+        return sent
+
+    monkeypatch.setattr(stage.server._endpoint, "receive", fail)
+    monkeypatch.setattr(stage.server._endpoint, "send", answer)
+    with pytest.raises(type(failure), match=re.escape(str(failure))):
+        stage.server.serve()
+    sent = [decode_control(each.frames[0]) for each in stage.scheduler.receive(0)]
+    assert [each for each in sent if isinstance(each, Bye)] == [Bye(reason)]
+    assert stage.server._link.is_over
+
+
+@pytest.mark.parametrize("end", [Abort("x"), Abort("x", settings=True), Refused("x"), Refused("x", settings=True)])
+def test_the_scheduler_is_not_told_what_it_has_said(stage: Stage, end: ControlMessage) -> None:
+    stage.welcome()
+    stage.scheduler.send(b"the-server", [encode_control(end)])
+    with pytest.raises(BytePSError, match="x"):
+        stage.server.serve()
+    assert not any(isinstance(decode_control(each.frames[0]), Bye) for each in stage.scheduler.receive(0))
 
 
 def test_told_to_end_it_leaves_a_moment_to_the_word_of_the_complete_job(stage: Stage) -> None:

@@ -24,12 +24,14 @@ from byteps_py.errors import (
     JobRefused,
     NotInitializedError,
     SettingsError,
+    TransportError,
     TransportTimeout,
 )
 from byteps_py.roles.envelope import Envelope, open_bundle, open_frames
 from byteps_py.roles.pending import Pending
 from byteps_py.roles.worker import Worker
 from byteps_py.settings import WorkerSettings
+from byteps_py.transport.available import OutOfMemory
 from byteps_py.transport.base import LaneError, Message
 from byteps_py.transport.loopback import LoopbackNetwork
 from byteps_py.types import DType, Operation, Participant, Partition, ServerInfo, TensorSpec, make_key
@@ -384,6 +386,37 @@ def test_an_abort_fails_everything_now_and_later(stage: Stage) -> None:
         fails(call, JobAborted, "worker 5 was lost")
     stage.worker._thread.join(10)
     assert [str(each) for each in stage.aborts] == ["worker 5 was lost"]
+
+
+@pytest.mark.parametrize(
+    "failure", [TransportError("a segment cannot be mapped"), OutOfMemory("4096 bytes are not there")]
+)
+def test_a_failure_on_the_worker_s_own_thread_is_told(
+    stage: Stage, failure: BytePSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.join()
+    pending = stage.submit(1, 2, 3)
+    stage.control(Declare)
+
+    def fail() -> list[Message]:
+        raise failure
+
+    with leaving(stage, f"^failed: {failure}$"):
+        monkeypatch.setattr(stage.worker._endpoint, "receive_lanes", fail)
+        stage.worker._endpoint.wake()
+        fails(pending.wait, type(failure), str(failure))
+    stage.worker._thread.join(10)
+    assert stage.aborts == [failure]
+
+
+@pytest.mark.parametrize("settings", [False, True])
+def test_the_scheduler_is_not_told_what_it_has_said(stage: Stage, settings: bool) -> None:
+    stage.join()
+    stage.tell(Abort("worker 5 was lost", settings))
+    stage.worker._thread.join(10)
+    assert not stage.worker._thread.is_alive()
+    sent = [decode_control(each.frames[0]) for each in stage.scheduler.receive(0)]
+    assert not any(isinstance(each, Bye) for each in sent)
 
 
 def test_closing_fails_what_is_on_its_way() -> None:
