@@ -26,7 +26,8 @@ AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: another user
 OTHER_USER = 65534
 LOAD = (
     "import email.parser, encodings.idna\n"
-    "import byteps_py.kernels.native, byteps_py.objects, byteps_py.operations, byteps_py.ports.holders\n"
+    "import byteps_py.kernels.native, byteps_py.kernels.native_ledger, byteps_py.objects\n"
+    "import byteps_py.operations, byteps_py.ports.holders\n"
     "import byteps_py.session, byteps_py.version\n"
 )
 """What is imported late, and may lie in a folder that another user cannot read."""

@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 ROOT = Path(__file__).resolve().parents[2]
 BODY = f"""
 sys.path.insert(0, {str(ROOT)!r})
+import os
 import torch
 import byteps_py.torch as bps
 from byteps_py.torch import gradients
@@ -38,9 +39,10 @@ gradients._staging = Staging(cuda, 'cpu')
 staged = train('staged.')
 assert cuda.registrations == 4
 assert all(torch.equal(one, other) for one, other in zip(plain, staged, strict=True))
-torch.save(staged, f'{{bps.rank()}}.pt')
+folder = os.environ['FOLDER']
+torch.save(staged, f'{{folder}}/{{bps.rank()}}.pt')
 bps.barrier()
-other = torch.load(f'{{1 - bps.rank()}}.pt')
+other = torch.load(f'{{folder}}/{{1 - bps.rank()}}.pt')
 assert all(torch.equal(one, other) for one, other in zip(staged, other, strict=True))
 
 # At the end of the script pushes are under way: they are delivered, and the job ends in order.
@@ -53,7 +55,6 @@ print('done')
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 def test_the_bits_are_those_of_gradients_on_the_host(transport: str, tmp_path: Path) -> None:
-    with running(
-        tmp_path, BODY, workers=2, servers=1, BYTEPS_TRANSPORT=transport, BYTEPS_PARTITION_BYTES="262144"
-    ) as made:
+    environ = {"BYTEPS_TRANSPORT": transport, "BYTEPS_PARTITION_BYTES": "262144", "FOLDER": str(tmp_path)}
+    with running(tmp_path, BODY, workers=2, servers=1, **environ) as made:
         assert set(made.wait(60).values()) == {0}, made.everything()

@@ -276,6 +276,7 @@ class TestGradientsOfADevice:
             assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
     def test_pushes_keep_the_order_of_the_hooks_and_their_priorities_and_steps(self, monkeypatch, cuda):
+        monkeypatch.setattr(gradients, "GATHERED_BYTES", 0)
         ((_, staged),) = run_workers(1, self.train)
         monkeypatch.setattr(gradients, "_staging", Staging(cuda, "nothing"))
         ((_, plain),) = run_workers(1, self.train)
