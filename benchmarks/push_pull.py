@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -41,7 +40,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import arguments, environment, figures, profiling, systems, turns
-from benchmarks.side import Side, SideError
+from benchmarks.side import Side, perform
 from benchmarks.turns import Turn, say
 
 PEERS = ("none", "gloo", "gloo-fused", "mxnet")
@@ -50,17 +49,13 @@ PEERS = ("none", "gloo", "gloo-fused", "mxnet")
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, print a table, write the JSON file; returns the exit status."""
     options = parse(words)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
+
+    def body() -> None:
         found = measure(options)
-    except SideError as error:
-        print(f"push_pull: {error}", file=sys.stderr)
-        return error.status
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    print(as_text(found))
-    figures.write(options.json, found)
-    return 0
+        print(as_text(found))
+        figures.write(options.json, found)
+
+    return perform("push_pull", body)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

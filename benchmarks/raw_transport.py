@@ -20,7 +20,6 @@ All bytes that are moved are random, and compared at the other end before and af
 from __future__ import annotations
 
 import argparse
-import signal
 import socket
 import sys
 import time
@@ -28,7 +27,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks import arguments, ceilings, environment, figures, systems, turns
-from benchmarks.side import SideError
+from benchmarks.side import perform
 from benchmarks.turns import say
 
 CACHED, BEYOND = 1 << 18, 1 << 28
@@ -41,22 +40,14 @@ PAIRED: dict[str, Any] = {"tensors": 25, "pairs": 5, "warmup": 1.0}
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, print, write the JSON file; returns the exit status."""
     options = parse(words)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     about = environment.describe()
-    try:
+
+    def body() -> None:
         found = pairs(options) if options.push_pull else all_ceilings(options)
-    except SideError as error:
-        print(f"raw_transport: {error}", file=sys.stderr)
-        return error.status
-    except (ceilings.WrongBytes, OSError) as error:
-        print(f"raw_transport: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    settings = figures.settings(options, systems.ours_environment("tcp") if options.push_pull else {})
-    found |= {"verified": True, "settings": settings, "environment": about}
-    figures.write(options.json, found)
-    return 0
+        settings = figures.settings(options, systems.ours_environment("tcp") if options.push_pull else {})
+        figures.write(options.json, found | {"verified": True, "settings": settings, "environment": about})
+
+    return perform("raw_transport", body, ceilings.WrongBytes, OSError)
 
 
 def all_ceilings(options: argparse.Namespace) -> dict[str, Any]:

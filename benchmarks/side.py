@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +38,24 @@ class SideError(Exception):
     def __init__(self, message: str, ended: int = 1) -> None:
         super().__init__(message)
         self.status = 2 if ended == 2 else 1
+
+
+def perform(program: str, body: Callable[[], None], *failures: type[Exception]) -> int:
+    """Do ``body``, which is all that a benchmark does, ended in order by SIGTERM and Ctrl-C; its exit status.
+
+    Args:
+        program: named before the message of what has failed.
+        failures: exceptions beside :class:`SideError` that are failures, with status 1; others are errors of ours.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        body()
+    except (SideError, *failures) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return error.status if isinstance(error, SideError) else 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import signal
 import statistics
 import sys
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import arguments, environment, figures, systems, turns
-from benchmarks.side import Program, Side, SideError
+from benchmarks.side import Program, Side, SideError, perform
 from benchmarks.turns import say
 
 FIRST_STEPS = 3
@@ -43,17 +42,13 @@ Parameters = npt.NDArray[np.float32]
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, print, write the JSON file; returns the exit status."""
     options = parse(words)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
+
+    def body() -> None:
         found = measure(options)
-    except SideError as error:
-        print(f"train_step: {error}", file=sys.stderr)
-        return error.status
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    print(as_text(found))
-    figures.write(options.json, found)
-    return 0
+        print(as_text(found))
+        figures.write(options.json, found)
+
+    return perform("train_step", body)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

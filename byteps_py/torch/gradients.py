@@ -16,8 +16,8 @@ on its way            the same error                        wait
 After :meth:`~GradientExchange.synchronize` all passes remain again.
 
 Hooks on the CPU *gather* gradients, and push them when there are enough bytes for a message: between two layers the
-processor's caches hold what the layers need, and each visit to the code that pushes costs ten times what it costs when
-several are pushed one after the other.
+processor's caches hold what the layers need, and each visit to the code that pushes costs more than when several
+gradients are pushed one after the other.
 """
 
 from __future__ import annotations

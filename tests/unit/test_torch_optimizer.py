@@ -22,12 +22,17 @@ nn = torch.nn
 STEPS, BATCH = 4, 6
 
 
+def set_default_arena(monkeypatch: pytest.MonkeyPatch, arena: bool) -> None:
+    """What a DistributedOptimizer takes ``arena`` for where a test does not say."""
+    *others, _, nccl = bps.DistributedOptimizer.__defaults__
+    monkeypatch.setattr(bps.DistributedOptimizer, "__defaults__", (*others, arena, nccl))
+
+
 @pytest.fixture(autouse=True, params=[True, False], ids=["homes", "no-homes"])
 def arena(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test runs with gradients in homes, small ones too, and with gradients that stay where they are."""
     monkeypatch.setattr(homes, "LEAST_BYTES", 0)
-    *others, _, nccl = bps.DistributedOptimizer.__defaults__
-    monkeypatch.setattr(bps.DistributedOptimizer, "__defaults__", (*others, request.param, nccl))
+    set_default_arena(monkeypatch, request.param)
 
 
 @pytest.fixture
@@ -799,8 +804,7 @@ class TestGradientsInTheArena:
     @pytest.fixture(autouse=True)
     def arena(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(homes, "LEAST_BYTES", 0)
-        *others, _, nccl = bps.DistributedOptimizer.__defaults__
-        monkeypatch.setattr(bps.DistributedOptimizer, "__defaults__", (*others, True, nccl))
+        set_default_arena(monkeypatch, True)
 
     def test_the_bits_are_those_of_gradients_elsewhere(self):
         def train(arena):
