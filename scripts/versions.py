@@ -143,6 +143,11 @@ def lowest(requirement: str) -> str | None:
     return f"{parsed.name}=={bound}"
 
 
+def shorten(output: str) -> str:
+    """What pytest printed, without the tests that were skipped: what failed must not be far from the end."""
+    return "".join(line for line in output.splitlines(keepends=True) if not line.startswith("SKIPPED"))
+
+
 def table(outcomes: list[Outcome]) -> list[str]:
     """Lines with columns below one another."""
     rows = [("Python", "numpy, pyzmq, msgspec", "result")]
@@ -183,7 +188,7 @@ class Runs:
         status, output = self._test(environment, (*_NOT_THERE, *(_NOT_BETWEEN if is_between else ())))
         summary = re.sub(r" in [0-9.]+s.*", "", output.rstrip().rpartition("\n")[2].strip("= "))
         result = f"{summary} in {time.monotonic() - started:.0f} s"
-        print(result if status == 0 else f"FAILED\n\n{output}\nPython {title}: {result}", flush=True)
+        print(result if status == 0 else f"FAILED\n\n{shorten(output)}\nPython {title}: {result}", flush=True)
         return Outcome(title, libraries, result if status == 0 else f"FAILED: {result}", status == 0)
 
     def _environment(self, python: Interpreter, folder: Path, *, oldest: bool) -> Path:

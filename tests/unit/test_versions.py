@@ -110,3 +110,8 @@ def test_a_failure_anywhere_is_the_exit_status(versions: ModuleType, monkeypatch
         assert versions.main(["-k", "x"]) == failing
         newest = [(each, False, each != minors[-1]) for each in minors if each != "3.10"]
         assert ran == [*newest, ("3.10", True, False)]
+
+
+def test_what_failed_is_not_buried_under_what_was_skipped(versions: ModuleType) -> None:
+    output = "E  left behind: this\nSKIPPED [88] a.py:1: no avx512\nERROR a.py::test - Failed\n1 passed, 1 error\n"
+    assert versions.shorten(output) == "E  left behind: this\nERROR a.py::test - Failed\n1 passed, 1 error\n"
