@@ -2,8 +2,8 @@
 oldest dependencies that pyproject.toml allows, NumPy 1.23.5 among them.
 
 The Python of the environment that this runs in is left out: `make test` has it; so is the one that has the oldest
-dependencies. Those between the oldest and the newest run fewer tests: what works with both ends works between them, but
-for what one version alone does differently.
+dependencies. Only the latter run all tests; the others run those in which one version may do something differently, and
+a few whole jobs.
 
 One wheel is installed in a virtual environment for each, so one wheel must be enough. The tests run from a copy of the
 tree in which nothing was ever compiled, so that they cannot import anything but what is installed. The environments
@@ -49,8 +49,8 @@ _NOT_THERE = (
     *("integration/test_benchmarks*.py", "unit/test_benchmarks_*.py", "unit/test_kernel_benchmark.py"),
 )
 """Tests of what does not depend on Python: the system, the network, the clock, the documentation, benchmarks."""
-_NOT_BETWEEN = ("fuzz", "contract/test_kernels.py", "integration/test_[!j]*.py")
-"""Beyond those, tests that only the oldest and the newest Python run; of whole jobs, ``test_jobs.py`` is left."""
+_ONCE = ("fuzz", "contract/test_kernels.py", "integration/test_[!j]*.py")
+"""Beyond those, tests that run with the oldest dependencies only; of whole jobs, ``test_jobs.py`` is left."""
 _VERSIONS = "import importlib.metadata as m; print(' '.join(m.version(x) for x in ('numpy', 'pyzmq', 'msgspec')))"
 _TEST_SECONDS = 900.0
 
@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> int:
         runs = Runs(Path(folder), arguments)
         oldest = next((found[each] for each in PYTHONS_OF_THE_OLDEST if each in found), None)
         others = [each for each in pythons.values() if each is not oldest]
-        outcomes += [runs.run(each, is_between=each is not others[-1]) for each in others]
+        outcomes += [runs.run(each) for each in others]
         if oldest is None:
             missing = " nor ".join(PYTHONS_OF_THE_OLDEST)
             outcomes.append(Outcome("oldest dependencies", "", f"skipped: neither Python {missing} is here", True))
@@ -178,14 +178,14 @@ class Runs:
         _pip("wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(folder), str(source))
         (self.wheel,) = folder.glob("*.whl")
 
-    def run(self, python: Interpreter, *, oldest: bool = False, is_between: bool = False) -> Outcome:
-        """Run the tests on one Python: ``oldest``: with the oldest dependencies; ``is_between``: fewer tests."""
+    def run(self, python: Interpreter, *, oldest: bool = False) -> Outcome:
+        """Run the tests on one Python: fewer of them, or, ``oldest``, all with the oldest dependencies."""
         title = python.version + (" oldest" if oldest else "")
         print(f"Python {title} ({python.path}):", end=" ", flush=True)
         environment = self._environment(python, ENVIRONMENTS / title.replace(" ", "-"), oldest=oldest)
         libraries = _output(str(environment / "bin" / "python"), "-I", "-c", _VERSIONS)
         started = time.monotonic()
-        status, output = self._test(environment, (*_NOT_THERE, *(_NOT_BETWEEN if is_between else ())))
+        status, output = self._test(environment, (*_NOT_THERE, *(() if oldest else _ONCE)))
         summary = re.sub(r" in [0-9.]+s.*", "", output.rstrip().rpartition("\n")[2].strip("= "))
         result = f"{summary} in {time.monotonic() - started:.0f} s"
         print(result if status == 0 else f"FAILED\n\n{shorten(output)}\nPython {title}: {result}", flush=True)
