@@ -139,7 +139,7 @@ class Operation(enum.IntEnum):
     """The contribution of one worker, the root."""
 
 
-class TensorSpec(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
     """A declared tensor: its name is its identity, the rest must be equal on all workers.
 
     ``group`` is the id of those workers that contribute to it and have its results, as

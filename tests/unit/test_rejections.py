@@ -44,7 +44,8 @@ def test_roots_are_named_in_broadcasts_and_where_they_differ() -> None:
 def test_a_root_that_is_nobody() -> None:
     text = rejections.unknown_root(1, (DType.INT8, Operation.BROADCAST, 9, 3, 0, 10), (0, 1, 2, 3))
     assert text == (
-        "worker 1 pushes BROADCAST of 10 int8 elements at step 3 from root 9, but contributions come from workers 0 to 3"
+        "worker 1 pushes BROADCAST of 10 int8 elements at step 3 from root 9, "
+        "but contributions come from workers 0 to 3"
     )
 
 
