@@ -218,7 +218,7 @@ def test_a_stall_names_the_members_that_are_missing(tmp_path: Path) -> None:
         "if bps.rank() == 1: time.sleep(60)\n"
         "session.submit(TensorSpec('x', DType.FLOAT32, (9,), group), mine, None, Operation.SUM).wait()\n"
     )
-    with job(tmp_path, 3, 1, BYTEPS_STALL_TIMEOUT="3") as made:
+    with job(tmp_path, 3, 1, BYTEPS_STALL_TIMEOUT="5") as made:
         made.scheduler()
         made.server()
         for rank in range(3):
