@@ -101,6 +101,9 @@ class GradientExchange:
         UnsupportedError: a parameter's dtype cannot be pushed.
     """
 
+    advice = "call synchronize() first, then clip, scale or clear, then step() within skip_synchronize()"
+    """To whom has changed a gradient that is on its way."""
+
     def __init__(
         self,
         groups: _Groups,
@@ -121,7 +124,7 @@ class GradientExchange:
         self._gathered: list[_Slot] = []
         self._gathered_bytes = 0
         session = _session.current()
-        number = next_number(session)
+        number = self.number = next_number(session)
         self._prefix = f"Gradient{number}."
         self._loss = TensorSpec(f"Loss{number}", DType.FLOAT64, (1,))
         self._register(session, groups)
@@ -165,18 +168,24 @@ class GradientExchange:
             BytePSError: a gradient was changed or replaced after its push had begun, or what the session raises. The
                 first error is raised when no push is on its way any more; ``.grad`` is then of no use.
         """
-        session = _session.current()
-        self._register(session, groups)
         # Whatever fails, all others are contributed and waited for: other workers do the same, and a push that is still
         # on its way writes to .grad.
+        errors = self._contribute_all(groups)
+        self._conclude(self._slots.values(), errors)
+        self.synchronized = True
+
+    def _contribute_all(self, groups: _Groups) -> list[Exception]:
+        session = _session.current()
+        self._register(session, groups)
         self._take_gathered()
-        errors = _attempt(self._slots.values(), lambda slot: self._contribute(session, slot))
-        errors += _attempt(self._slots.values(), _wait if errors else _finish)
-        for slot in self._slots.values():
+        return _attempt(self._slots.values(), lambda slot: self._contribute(session, slot))
+
+    def _conclude(self, slots: Iterable[_Slot], errors: list[Exception]) -> None:
+        errors += _attempt(slots, _wait if errors else _finish)
+        for slot in slots:
             slot.push, slot.remaining = None, self._passes
         if errors:
             raise errors[0]
-        self.synchronized = True
 
     def finish_step(self) -> None:
         """The optimizer has updated the parameters; the next exchange belongs to the next step."""
@@ -258,7 +267,7 @@ class GradientExchange:
         if slot.push is None or slot.push.pending is None:
             self._push(session, slot)
         if had_gradient:
-            _check_untouched(slot)
+            _check_untouched(slot, self.advice)
 
     def _push(self, session: _session.Session, slot: _Slot) -> None:
         gradient = slot.parameter.grad
@@ -313,13 +322,12 @@ def _is_touched(slot: _Slot) -> bool:
     return gradient is not push.gradient or (gradient is not None and gradient._version != push.version)
 
 
-def _check_untouched(slot: _Slot) -> None:
+def _check_untouched(slot: _Slot, advice: str) -> None:
     """What was pushed is what must be there still: a change in between would be overwritten, or mixed in."""
     if _is_touched(slot):
         what = "cleared" if slot.parameter.grad is None else "changed or replaced"
         raise BytePSError(
-            f"the gradient of {slot.label!r} was {what} after its push to the other workers had begun: "
-            "call synchronize() first, then clip, scale or clear, then step() within skip_synchronize()"
+            f"the gradient of {slot.label!r} was {what} after its push to the other workers had begun: {advice}"
         )
 
 
