@@ -215,9 +215,9 @@ def CrossBarrier(
     updates each parameter, by the options that the groups had when ``step()`` was called.
 
     Between ``step()`` and the end of the next forward pass, parameters and gradients are on their way.
-    ``model.state_dict()``, ``model.load_state_dict()``, a forward pass in evaluation mode, and the optimizer's ``state``
-    and ``state_dict()`` wait for all; before anything else that reads or writes parameters call ``synchronize()``, and
-    also before ``shutdown()``.
+    ``model.state_dict()``, ``model.load_state_dict()``, a forward pass in evaluation mode, and the optimizer's
+    ``state`` and ``state_dict()`` wait for all; before anything else that reads or writes parameters call
+    ``synchronize()``, and also before ``shutdown()``.
 
     The optimizer keeps its state, its groups and its class, as with :func:`~byteps_py.torch.DistributedOptimizer`. All
     workers must make their optimizers in the same order.

@@ -10,6 +10,7 @@ import torch
 
 from byteps_py import session as _session
 from byteps_py.errors import BytePSError, UnsupportedError
+from byteps_py.torch.claims import claim
 from byteps_py.torch.compression import Compression, Compressor
 from byteps_py.torch.gradients import GradientExchange
 
@@ -139,6 +140,8 @@ def DistributedOptimizer(
             "worker process pushes its own (docs/torch.md says why)"
         )
     exchange = GradientExchange(optimizer.param_groups, named_parameters, compression, backward_passes_per_step, arena)
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    claim(exchange, "DistributedOptimizer", parameters, exclusive=False)
     own = type(optimizer)
     # A scheduler made earlier has put a wrapper of the old step() into the instance, where it would hide ours.
     vars(optimizer).pop("step", None)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
@@ -63,15 +64,19 @@ class _BackwardExchange(GradientExchange):
 
     def expect(self, output: object, training: bool) -> None:
         """A forward pass has made ``output``, from which a backward pass may come."""
+        self._check_alone()
         self.awaited = self.awaited or training
         self._queued = None  # what a backward pass that failed has left
+        reference = weakref.ref(self)  # the output may outlive the module
+
+        def enter(_: torch.Tensor) -> None:
+            owner = reference()
+            if owner is not None and owner.enabled and owner._queued != torch._C._current_graph_task_id():
+                owner._queue()
+
         for tensor in _tensors(output):
             if tensor.requires_grad and tensor.grad_fn is not None:
-                tensor.register_hook(self._enter)  # type: ignore[no-untyped-call]
-
-    def _enter(self, _: torch.Tensor) -> None:
-        if self.enabled and self._queued != torch._C._current_graph_task_id():
-            self._queue()
+                tensor.register_hook(enter)  # type: ignore[no-untyped-call]
 
     def _queue(self) -> None:
         self._queued = torch._C._current_graph_task_id()
@@ -87,11 +92,7 @@ class _BackwardExchange(GradientExchange):
         """See :meth:`GradientExchange.accumulated`; does nothing where backward passes do not average."""
         if not self.enabled:
             return
-        if self._one_at_a_time.locked():
-            raise BytePSError(
-                f"a backward pass reached {slot.label!r} while another thread waits for the averages of the same "
-                "module: let one thread train it"
-            )
+        self._check_alone()
         if self._queued is None:
             self._queue()
         self.reached = True
@@ -99,15 +100,16 @@ class _BackwardExchange(GradientExchange):
 
     def average(self) -> None:
         """Contribute what has not been contributed, and wait for all averages."""
-        if not self._one_at_a_time.acquire(blocking=False):
-            raise BytePSError("two threads wait for the averages of one module: let one thread train it")
-        try:
+        self._check_alone()
+        with self._one_at_a_time:
             self.reached = self.awaited = False
             self.synchronize(self._groups())
             self.finish_step()
             _session.current().mark_step(automatic=True)
-        finally:
-            self._one_at_a_time.release()
+
+    def _check_alone(self) -> None:
+        if self._one_at_a_time.locked():
+            raise BytePSError("another thread waits for the averages of this module: let one thread train it")
 
 
 class DistributedDataParallel(nn.Module):
