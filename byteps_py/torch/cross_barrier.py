@@ -129,14 +129,12 @@ class CrossBarrierOptimizer(torch.optim.Optimizer):
             closure: refused.
 
         Raises:
-            UnsupportedError: a closure or a fused GradScaler was given.
+            UnsupportedError: a closure was given.
             BytePSError: an earlier exchange has failed, or a gradient was changed after its push had begun.
         """
         self._opt_called = True  # for learning-rate schedulers, which look whether there was a step before theirs
         if closure is not None:
             raise UnsupportedError(f"step(closure): {_NEEDS_ALL}")
-        if getattr(self, "grad_scale", None) is not None or getattr(self, "found_inf", None) is not None:
-            raise UnsupportedError(f"step() by a GradScaler: {_NEEDS_ALL}")
         self._updates.launch(self.param_groups, vars(self)["state"])
         _session.current().mark_step(automatic=True)
 
@@ -171,6 +169,11 @@ class CrossBarrierOptimizer(torch.optim.Optimizer):
     def skip_synchronize(self) -> NoReturn:
         """Refused: all gradients are never there at once."""
         raise UnsupportedError(f"skip_synchronize(): {_NEEDS_ALL}")
+
+    @property
+    def _step_supports_amp_scaling(self) -> NoReturn:
+        """What a GradScaler asks before its step: it needs all averages to decide whether to skip."""
+        raise UnsupportedError(f"step() by a GradScaler: {_NEEDS_ALL}")
 
     @property
     def state(self) -> Any:

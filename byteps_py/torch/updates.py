@@ -63,8 +63,7 @@ class ParameterUpdates(GradientExchange):
         compression: Compressor,
         passes: int,
     ) -> None:
-        for each in list(_retired):
-            each.settle_all()
+        _settle_retired()
         self._flying: dict[torch.Tensor, _Flight] = {}
         self._failure: Exception | None = None
         self._lock = threading.RLock()
@@ -222,6 +221,11 @@ class ParameterUpdates(GradientExchange):
         with contextlib.suppress(Exception):
             self._conclude(self._slots.values(), [error])
         raise self._failure
+
+
+def _settle_retired() -> None:
+    for each in list(_retired):
+        each.settle_all()
 
 
 def _options_of(group: dict[str, Any]) -> dict[str, Any]:

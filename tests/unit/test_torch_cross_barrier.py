@@ -324,7 +324,7 @@ def test_a_parameter_that_is_used_where_nobody_expects_it_is_an_error() -> None:
         with pytest.raises(BytePSError, match=r"'2.weight' was used before its update .* synchronize\(\) before such"):
             (hidden @ model[2].weight).sum().backward()
         for act in (optimizer.step, optimizer.synchronize, model.state_dict, lambda: model(torch.ones(1, 2))):
-            with pytest.raises(BytePSError, match="'2.weight' was used before its update"):
+            with pytest.raises(BytePSError, match=r"'2.weight' was used before its update"):
                 act()
 
     run_workers(1, body)
@@ -547,7 +547,7 @@ class TestWrongUse:
                 CrossBarrier(model, optimizer)
             with pytest.raises(ValueError, match="averaged by a CrossBarrier already"):
                 CrossBarrier(model, torch.optim.SGD(model.parameters()))
-            with pytest.raises(TypeError, match="takes a torch.nn.Module and its optimizer, not a generator"):
+            with pytest.raises(TypeError, match=r"takes a torch.nn.Module and its optimizer, not a generator"):
                 CrossBarrier(model.parameters(), torch.optim.SGD(linear_chain().parameters()))
             return True
 
@@ -556,7 +556,7 @@ class TestWrongUse:
     def test_a_dtype_that_cannot_be_pushed(self):
         def body(session):
             model = nn.ParameterList([torch.zeros(2, dtype=torch.complex64)])
-            with pytest.raises(UnsupportedError, match="'0' has dtype torch.complex64"):
+            with pytest.raises(UnsupportedError, match=r"'0' has dtype torch.complex64"):
                 CrossBarrier(model, torch.optim.SGD(model.parameters()))
             return True
 
@@ -593,7 +593,7 @@ class TestWrongUse:
             optimizer = crossing(model, torch.optim.Adam(model.parameters(), lr=0.1, fused=fused))
             scaler = torch.amp.GradScaler("cpu")
             scaler.scale(model(torch.ones(1, 2)).sum()).backward()
-            with pytest.raises(BytePSError, match="needs a DistributedOptimizer"):
+            with pytest.raises(UnsupportedError, match=r"by a GradScaler: .* needs a DistributedOptimizer"):
                 scaler.step(optimizer)
 
         run_workers(1, body)

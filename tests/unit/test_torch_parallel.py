@@ -23,9 +23,18 @@ nn = torch.nn
 BATCH = 6
 
 
+_seeding = threading.Lock()
+
+
+def seeded(make, seed=1):
+    """Workers are threads here, and have one generator."""
+    with _seeding:
+        torch.manual_seed(seed)
+        return make()
+
+
 def make_model(seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+    return seeded(lambda: nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)), seed)
 
 
 def make_batches(size, steps=4):
@@ -167,10 +176,10 @@ def test_several_passes_forward_and_one_backward() -> None:
     """Of a module with buffers as well: those that the first pass has used are left alone by the second."""
 
     def body(session):
-        torch.manual_seed(session.rank)
         model = DDP(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)))
+        inputs = torch.arange(30.0).reshape(6, 5).roll(session.rank) ** 2
         for _ in range(2):
-            (model(torch.randn(6, 5)).pow(2).sum() + model(torch.randn(6, 5)).pow(3).sum()).backward()
+            (model(inputs).pow(2).sum() + model(inputs.roll(3)).pow(3).sum()).backward()
         buffers = [each for each in session.submitted if each.name.startswith("Module") and "running_mean" in each.name]
         assert len(buffers) == 1 + 2
         return gradients_of(model)
@@ -263,16 +272,14 @@ def test_checkpoints_whose_backward_passes_run_within_another(kind) -> None:
             return wrap(inputs * 2)
 
     def body(session):
-        torch.manual_seed(1)
-        model = DDP(Checkpointed())
+        model = DDP(seeded(Checkpointed))
         for _ in range(2):
             model.zero_grad()
             unwrap(model(torch.full((1, 4), session.rank + 1.0, requires_grad=True))).sum().backward()
         absent = [each for each in session.submitted if each.absent and each.name.startswith("Gradient")]
         return gradients_of(model), len(absent)
 
-    torch.manual_seed(1)
-    alone = Checkpointed()
+    alone = seeded(Checkpointed)
     for value in (1.0, 2.0):
         (unwrap(alone(torch.full((1, 4), value, requires_grad=True))).sum() / 2).backward()
     for found, absent in run_workers(2, body):
@@ -289,15 +296,13 @@ def test_the_gradient_penalty_of_a_critic() -> None:
         return slope.pow(2).sum()
 
     def body(session):
-        torch.manual_seed(1)
-        model = DDP(nn.Linear(3, 1))
+        model = DDP(seeded(lambda: nn.Linear(3, 1)))
         loss = penalty(model, session.rank + 1.0)
         assert not [each for each in session.submitted if each.name.startswith("Gradient")]
         loss.backward()
         return gradients_of(model)
 
-    torch.manual_seed(1)
-    alone = nn.Linear(3, 1)
+    alone = seeded(lambda: nn.Linear(3, 1))
     sum(penalty(alone, value) / 2 for value in (1.0, 2.0)).backward()
     for found in run_workers(2, body):
         torch.testing.assert_close(found, gradients_of(alone))
@@ -336,8 +341,7 @@ def test_inputs_go_to_the_device() -> None:
 
 def test_three_hundred_small_layers() -> None:
     def body(session):
-        torch.manual_seed(1)
-        model = DDP(nn.Sequential(*[nn.Linear(3, 3) for _ in range(300)]))
+        model = DDP(seeded(lambda: nn.Sequential(*[nn.Linear(3, 3) for _ in range(300)])))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(2):
             optimizer.zero_grad()
@@ -362,14 +366,12 @@ def test_tied_weights_are_averaged_once() -> None:
             return self.head(self.embed(places))
 
     def body(session):
-        torch.manual_seed(1)
-        model = DDP(Tied())
+        model = DDP(seeded(Tied))
         model(torch.tensor([session.rank])).logsumexp(-1).sum().backward()
         gradients = [each.name for each in session.submitted if each.name.startswith("Gradient")]
         return gradients, gradients_of(model)
 
-    torch.manual_seed(1)
-    alone = Tied()
+    alone = seeded(Tied)
     (alone(torch.tensor([0, 1])).logsumexp(-1).sum() / 2).backward()
     for names, found in run_workers(2, body):
         assert names == ["Gradient.embed.weight"]
