@@ -37,6 +37,7 @@ class Tied(nn.Module):
         self.hidden = nn.Sequential(nn.Linear(16, 40), nn.Tanh(), nn.LayerNorm(40), nn.Linear(40, 16))
         self.head = nn.Linear(16, 11)
         self.head.weight = self.embed.weight
+        nn.init.uniform_(self.embed.weight, -0.3, 0.3)
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         """Scores for the next word."""
@@ -45,7 +46,7 @@ class Tied(nn.Module):
 
 
 def _own_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, weight_decay=1e-3)
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.8)
 
 
 def _alone(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
