@@ -41,3 +41,73 @@ def test_all_ways_lead_to_the_same_parameters(workers: int, tmp_path: Path) -> N
                     np.testing.assert_array_equal(each, first[name], err_msg=f"{way}, {name}: and {OURS[0]}")
                 else:
                     np.testing.assert_allclose(each, first[name], rtol=2e-5, atol=2e-6, err_msg=f"{way}, {name}")
+
+
+TROUBLE = """
+import torch
+import byteps_py.torch as bps
+from byteps_py.errors import BytePSError, JobAborted, NotInitializedError
+from byteps_py.torch.cross_barrier import CrossBarrier
+from byteps_py.torch.parallel import DistributedDataParallel
+from torch import nn
+torch.set_num_threads(1)
+torch.manual_seed(1)
+model = nn.Sequential(*[nn.Linear(60, 60) for _ in range(12)])
+optimizer = CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=0.01))
+wrapped = DistributedDataParallel(nn.Linear(3, 3))
+
+def in_child(act):
+    child = os.fork()
+    if not child:
+        try:
+            act()
+        except NotInitializedError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+def step():
+    optimizer.zero_grad()
+    model(torch.ones(4, 60)).sum().backward()
+    optimizer.step()
+
+for _ in range(3):
+    step()
+if {dies}:
+    if bps.rank() == 1:
+        optimizer.synchronize()
+        os._exit(5)
+    try:
+        for _ in range(1000):
+            step()
+    except JobAborted as error:
+        for act in (optimizer.step, model.state_dict):
+            try:
+                act()
+                raise SystemExit('nothing was raised')
+            except BytePSError as again:
+                assert str(again) == str(error)
+        print('told:', error)
+        raise
+else:
+    bps.barrier()
+    in_child(lambda: wrapped(torch.ones(1, 3)).sum().backward())
+    step()
+    in_child(optimizer.step)
+    print('in flight', len(optimizer._updates._flying))
+"""
+
+
+def test_the_last_step_may_be_in_flight_when_workers_end(tmp_path: Path) -> None:
+    """What others wait for is delivered; a forked child can neither train nor wait."""
+    with running(tmp_path, TROUBLE.format(dies=False), servers=2) as made:
+        assert set(made.wait(60).values()) == {0}, made.everything()
+        assert all("in flight 24" in made.output(f"worker{rank}") for rank in range(2))
+
+
+def test_the_death_of_a_worker_is_told_in_the_training_thread(tmp_path: Path) -> None:
+    with running(tmp_path, TROUBLE.format(dies=True), servers=1) as made:
+        made.processes["worker0"].wait(60)
+        assert "told: " in made.output("worker0"), made.everything()
+        assert "worker 1" in made.output("worker0").partition("told: ")[2].partition("\n")[0]
+        assert made.processes["worker0"].returncode not in (0, None)
