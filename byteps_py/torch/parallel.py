@@ -93,6 +93,12 @@ class _BackwardExchange(GradientExchange):
         if not self.enabled:
             return
         self._check_alone()
+        if slot.push is not None:
+            raise BytePSError(
+                f"the gradient of {slot.label!r} came once more before it was averaged: a parameter that several "
+                "checkpoints share needs use_reentrant=False; and where a backward pass has failed, call synchronize() "
+                "before the next"
+            )
         if self._queued is None:
             self._queue()
         self.reached = True

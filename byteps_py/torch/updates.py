@@ -251,6 +251,13 @@ def _clear(parameter: torch.Tensor, set_to_none: bool) -> None:
 def _without_autocast(parameters: Sequence[torch.Tensor]) -> contextlib.ExitStack:
     stack = contextlib.ExitStack()
     for kind in {each.device.type for each in parameters}:
-        if torch.is_autocast_enabled(kind):
+        if _is_autocast_enabled(kind):
             stack.enter_context(torch.autocast(kind, enabled=False))
     return stack
+
+
+def _is_autocast_enabled(kind: str) -> bool:
+    try:
+        return torch.is_autocast_enabled(kind)
+    except TypeError:  # before torch 2.4 it knows no kinds
+        return True

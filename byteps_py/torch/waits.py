@@ -69,7 +69,8 @@ class ForwardWaits:
             self._handles += [
                 module.register_forward_pre_hook(before, prepend=True),  # before one that computes weights
                 module.register_state_dict_pre_hook(everything),  # type: ignore[no-untyped-call]
-                module.register_load_state_dict_pre_hook(everything),  # type: ignore[no-untyped-call]
+                # By the name that it has in all versions of torch.
+                module._register_load_state_dict_pre_hook(everything, with_module=True),  # type: ignore[no-untyped-call]
             ]
 
     def next_step(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import pickle
@@ -285,6 +286,25 @@ def test_checkpoints_whose_backward_passes_run_within_another(kind) -> None:
     for found, absent in run_workers(2, body):
         assert (absent > 0) == (kind == "unknown")
         torch.testing.assert_close(found, gradients_of(alone))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_that_share_a_parameter(reentrant) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Shared(nn.Linear):
+        def forward(self, inputs):
+            for _ in range(2):
+                inputs = checkpoint(super().forward, inputs, use_reentrant=reentrant)
+            return inputs
+
+    def body(session):
+        loss = DDP(Shared(2, 2))(torch.ones(1, 2, requires_grad=True)).sum()
+        with pytest.raises(BytePSError, match="needs use_reentrant=False") if reentrant else contextlib.nullcontext():
+            loss.backward()
+        return len([each for each in session.submitted if each.name.startswith("Gradient")])
+
+    assert run_workers(1, body) == [0 if reentrant else 2]
 
 
 def test_the_gradient_penalty_of_a_critic() -> None:
