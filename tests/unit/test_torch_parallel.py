@@ -299,7 +299,8 @@ def test_checkpoints_that_share_a_parameter(reentrant) -> None:
             return inputs
 
     def body(session):
-        loss = DDP(Shared(2, 2))(torch.ones(1, 2, requires_grad=True)).sum()
+        model = DDP(Shared(2, 2))
+        loss = model(torch.ones(1, 2, requires_grad=True)).sum()
         with pytest.raises(BytePSError, match="needs use_reentrant=False") if reentrant else contextlib.nullcontext():
             loss.backward()
         return len([each for each in session.submitted if each.name.startswith("Gradient")])
