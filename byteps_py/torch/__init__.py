@@ -32,12 +32,14 @@ from byteps_py.torch.broadcast import broadcast_object, broadcast_optimizer_stat
 from byteps_py.torch.compression import Compression, Compressor
 from byteps_py.torch.ops import (
     byteps_push_pull,
+    byteps_torch_set_num_grads,
     declare,
     empty,
     poll,
     push_pull,
     push_pull_async,
     push_pull_async_inplace,
+    push_pull_group_sync_inplace,
     push_pull_inplace,
     synchronize,
 )
@@ -53,6 +55,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "byteps_push_pull",
+    "byteps_torch_set_num_grads",
     "declare",
     "empty",
     "get_pushpull_speed",
@@ -64,6 +67,7 @@ __all__ = [
     "push_pull",
     "push_pull_async",
     "push_pull_async_inplace",
+    "push_pull_group_sync_inplace",
     "push_pull_inplace",
     "rank",
     "shutdown",

@@ -1,18 +1,19 @@
 """Whether all workers mean the same: found out while work goes on, and told with both sides where they do not.
 
-Each worker adds a digest of what it means, in a place of its own, to a sum of one number per worker.  Only where the
-digests differ do the workers tell each other the words.
+Each worker puts a digest of what it means, and as much of the words as there is room for, in a place of its own of one
+sum.  So whoever sees that they differ can name both sides without asking again: the others may be anywhere by then.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from typing import Final
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from byteps_py import objects
 from byteps_py import session as _session
 from byteps_py.errors import AgreementError
 from byteps_py.roles.pending import Pending
@@ -21,7 +22,10 @@ from byteps_py.types import DType, Operation, TensorSpec
 
 __all__ = ["Agreement"]
 
-_DIGEST_BYTES: Final = 8
+_DIGEST_BYTES: Final = 16
+_ALL_BYTES: Final = 32 << 10
+"""Of all workers' places; and the least and the most of one:"""
+_LEAST_BYTES, _MOST_BYTES = 128, 4096
 
 
 class Agreement:
@@ -36,45 +40,58 @@ class Agreement:
 
     def __init__(self, session: _session.Session, topic: str, lines: Iterable[str], advice: str) -> None:
         self._topic = topic
-        self._lines = sorted(lines)
         self._advice = advice
         self._pending: Pending | None = None
         if session.size > 1:
-            digests = np.zeros(session.size, np.int64)
-            digests[session.rank] = _digest(self._lines)
-            spec = TensorSpec(f"Agreement.{topic}", DType.INT64, (session.size,))
-            self._pending = session.submit(spec, digests, digests, Operation.SUM)
+            width = max(_LEAST_BYTES, min(_MOST_BYTES, _ALL_BYTES // session.size))
+            places = np.zeros((session.size, width), np.uint8)
+            text = "\n".join(sorted(lines)).encode()
+            data = (hashlib.sha256(text).digest()[:_DIGEST_BYTES] + zlib.compress(text, 9))[:width]
+            places[session.rank, : len(data)] = np.frombuffer(data, np.uint8)
+            spec = TensorSpec(f"Agreement.{topic}", DType.UINT8, places.shape)
+            self._pending = session.submit(spec, places, places, Operation.SUM)
 
     def check(self) -> None:
-        """Wait for the answers of all workers. All must call it once.
+        """Wait for the answers of all workers.
 
         Raises:
             AgreementError: they differ; the message has what only the one side has and what only the other.
             BytePSError: a worker did not ask, or what else the session raises.
         """
-        pending, self._pending = self._pending, None
-        if pending is None:
+        if self._pending is None:
             return
-        digests = pending.wait().tolist()
-        odd = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
-        if odd:  # all see the same numbers, so all are here
-            first, second = (self._of_worker(rank) for rank in (0, odd[0]))
+        places = self._pending.wait()
+        different = np.flatnonzero((places[:, :_DIGEST_BYTES] != places[0, :_DIGEST_BYTES]).any(axis=1))
+        if different.size:
+            odd = int(different[0])
+            first, second = _only(_read(places[0]), _read(places[odd]))
             raise AgreementError(
-                f"{self._topic}: workers do not have the same. Only worker 0 has {_only(first, second)}; "
-                f"only worker {odd[0]} has {_only(second, first)}. {self._advice}"
+                f"{self._topic}: workers do not have the same. Only worker 0 has {first}; only worker {odd} has "
+                f"{second}. {self._advice}"
             )
 
-    def _of_worker(self, rank: int) -> list[str]:
-        told = objects.broadcast_object(self._lines, rank, f"agreement.{self._topic}")
-        assert isinstance(told, list)
-        return told
+
+def _read(place: npt.NDArray[Any]) -> tuple[list[str], str | None]:
+    """The lines that one worker has told, and the last of them if there was no room for more."""
+    reader = zlib.decompressobj()
+    text = reader.decompress(place[_DIGEST_BYTES:].tobytes()).decode(errors="replace")
+    lines = text.split("\n")
+    if reader.eof:
+        return lines, None
+    whole = lines[:-1]
+    return whole, whole[-1] if whole else ""
 
 
-def _digest(lines: Iterable[str]) -> int:
-    hashed = hashlib.sha256("\0".join(lines).encode()).digest()
-    return int.from_bytes(hashed[:_DIGEST_BYTES], "little", signed=True)
+def _only(first: tuple[list[str], str | None], second: tuple[list[str], str | None]) -> tuple[str, str]:
+    """What only the one has and only the other, as far as both sides are known; lines are sorted."""
+    ends = [end for _, end in (first, second) if end is not None]
+    known = [[each for each in lines if not ends or each <= min(ends)] for lines, _ in (first, second)]
+    found = [_list(known[0], known[1]), _list(known[1], known[0])]
+    if found == ["nothing", "nothing"]:
+        return (f"other names after the first {len(known[0])}",) * 2
+    return found[0], found[1]
 
 
-def _only(mine: list[str], theirs: list[str]) -> str:
+def _list(mine: Sequence[str], theirs: Sequence[str]) -> str:
     others = set(theirs)
     return some([each for each in mine if each not in others]) or "nothing"

@@ -131,7 +131,7 @@ class GradientExchange:
         self._agreement: Agreement | None = Agreement(
             session,
             f"the parameters of gradient exchange {number or 1}",
-            [owner, *(f"{each.spec.name} ({each.spec.describe()})" for each in self._slots.values())],
+            [owner, *(f"{each.label} ({each.spec.describe()})" for each in self._slots.values())],
             "Make each DistributedOptimizer in the same order and of the same parameters on every worker; "
             "named_parameters tells apart those that look alike.",
         )
