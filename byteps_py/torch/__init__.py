@@ -28,6 +28,7 @@ from byteps_py.session import (
     stats,
     step,
 )
+from byteps_py.torch.batchnorm import SyncBatchNorm
 from byteps_py.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from byteps_py.torch.compression import Compression, Compressor
 from byteps_py.torch.ops import (
@@ -49,6 +50,7 @@ __all__ = [
     "Compression",
     "Compressor",
     "DistributedOptimizer",
+    "SyncBatchNorm",
     "SynchronizedOptimizer",
     "barrier",
     "broadcast_object",

@@ -1,8 +1,8 @@
 """``SyncBatchNorm``: batch normalisation over the batches of all workers.
 
-Each worker contributes, per channel, the number of its values, their sum and the sum of their squares, in float64; from
-these every worker has mean and variance of the joined batch.  The exchange is differentiable, and so is all that is made
-of it: the backward pass sums over the workers what the joined batch would sum over its parts.
+Each worker contributes, per channel, the number of its values, their sum and the sum of their squares, in float64;
+from these every worker has mean and variance of the joined batch.  The exchange is differentiable, and so is all that
+is made of it: the backward pass sums over the workers what the joined batch would sum over its parts.
 
 Ioffe, Szegedy: Batch Normalization: Accelerating Deep Network Training by Reducing Internal Covariate Shift, 2015.
 """
@@ -10,6 +10,8 @@ Ioffe, Szegedy: Batch Normalization: Accelerating Deep Network Training by Reduc
 from __future__ import annotations
 
 import itertools
+import threading
+import weakref
 from typing import Any, Final
 
 import torch
@@ -17,11 +19,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from byteps_py import session as _session
 from byteps_py.errors import UnsupportedError
+from byteps_py.torch.agreement import Agreement
 from byteps_py.torch.ops import push_pull
 
 __all__ = ["SyncBatchNorm"]
 
 _numbers: Final = itertools.count(1)
+_used: Final[weakref.WeakKeyDictionary[_session.Session, set[str]]] = weakref.WeakKeyDictionary()
+_lock: Final = threading.Lock()
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -30,10 +35,10 @@ class SyncBatchNorm(_BatchNorm):
     In training each forward pass is an exchange, and so is each backward pass if the input needs a gradient: all
     workers must run the same layers in the same order.  Batches may differ in size, and all but one may be empty.  In
     evaluation nothing is exchanged.  Layers are matched by the order in which each process makes them, and by
-    ``num_features``; a copy is matched as the original is.
+    ``num_features``; a copy is matched as the original is.  The first forward pass of each checks that.
 
-    Where gradients of parameters are averaged, and each worker's loss is the mean over a batch of the same size, results
-    and gradients are those of ``BatchNorm`` on the joined batch, within rounding.
+    Where gradients of parameters are averaged, and each worker's loss is the mean over a batch of the same size,
+    results and gradients are those of ``BatchNorm`` on the joined batch, within rounding.
 
     Args:
         num_features: ``C``.
@@ -68,11 +73,13 @@ class SyncBatchNorm(_BatchNorm):
             ValueError: the input has fewer than 2 dimensions or other than ``num_features`` channels, or the workers
                 together have fewer than 2 values per channel.
             UnsupportedError: the input is of no floating-point dtype.
+            AgreementError: another worker uses another layer first, or made its layers in another order.
             NotInitializedError: in training: ``init()`` has not been called.
         """
         self._check_input_dim(input)
         if not self.training:
             return super().forward(input)
+        _check_first_use(self._name)
         shape = (1, -1, *(1 for _ in input.shape[2:]))
         wide = input if input.dtype is torch.float64 else input.float()
         count, mean, variance = self._statistics(wide)
@@ -161,7 +168,7 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def _replacement(cls, module: _BatchNorm) -> SyncBatchNorm:
-        if isinstance(module, torch.nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():  # type: ignore[no-untyped-call]
+        if isinstance(module, torch.nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():
             raise UnsupportedError(
                 f"a {type(module).__name__} does not know its channels before the first batch: run one, then convert"
             )
@@ -172,3 +179,15 @@ class SyncBatchNorm(_BatchNorm):
             setattr(made, name, getattr(module, name))
         made.train(module.training)
         return made
+
+
+def _check_first_use(name: str) -> None:
+    session = _session.current()
+    with _lock:
+        used = _used.setdefault(session, set())
+        if name in used:
+            return
+        used.add(name)
+        topic = f"the SyncBatchNorm layer that is number {len(used)} to be used"
+    advice = "The number is that of a layer's making: make and run the same layers in the same order on every worker."
+    Agreement(session, topic, [name], advice).check()
