@@ -199,7 +199,8 @@ def DistributedOptimizer(
         ValueError: names are missing or doubled; the optimizer is distributed already; something has replaced the
             instance's ``step()``.
         TypeError: that is no optimizer.
-        UnsupportedError: a parameter's dtype cannot be pushed; it is named. Or ``nccl`` was asked for.
+        UnsupportedError: a parameter's dtype cannot be pushed; it is named. Or ``nccl`` was asked for, or the optimizer
+            takes sparse gradients only.
         NotInitializedError: ``init()`` has not been called.
     """
     _check_optimizer(optimizer)
@@ -230,6 +231,11 @@ def _check_optimizer(optimizer: object) -> None:
         raise ValueError("this optimizer is a DistributedOptimizer already")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"DistributedOptimizer takes a torch.optim.Optimizer, not a {type(optimizer).__qualname__}")
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise UnsupportedError(
+            "SparseAdam takes sparse gradients alone, and only dense ones are pushed: use Adam, and sparse=False in "
+            "the embedding"
+        )
     replaced = vars(optimizer).get("step")
     if (
         replaced is not None
