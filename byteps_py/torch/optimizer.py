@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn, SupportsIndex, cast
+from typing import Any, Final, NoReturn, SupportsIndex, cast
 
 import torch
 
@@ -15,6 +15,10 @@ from byteps_py.torch.compression import Compression, Compressor
 from byteps_py.torch.gradients import GradientExchange
 
 __all__ = ["DistributedOptimizer", "SynchronizedOptimizer"]
+
+
+_UNSCALING: Final = "_unscale_grads_"
+"""The method of ``torch.amp.GradScaler`` that looks at gradients, whichever way it was called."""
 
 
 class SynchronizedOptimizer(torch.optim.Optimizer):
@@ -88,22 +92,24 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
             raise BytePSError("step() within skip_synchronize() needs a call of synchronize() before it")
 
     @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """What the optimizer's own class says; a ``GradScaler`` asks before it looks for infinite gradients.
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of parameters, as in every optimizer.
 
-        Each worker must look at the average: by its own gradients one would skip the step and the others would wait.
+        A ``GradScaler`` that comes for the gradients gets the averages: by its own gradients one worker would skip a
+        step that others take.  It leaves no other trace: what it does to gradients counts as no change of theirs.
         """
-        if _asked_by_scaler():
+        if sys._getframe(1).f_code.co_name == _UNSCALING:
             self._check_skipping()
-            # A scaler that skips a step does not tell: what it made us synchronize is not valid for its next step.
+            # A step that a scaler skips is not told: what it made us synchronize is not valid for its next step.
             if not self._exchange.synchronized or self._synchronized_by_scaler:
                 self.synchronize()
                 self._synchronized_by_scaler = True
-        return bool(vars(self).get("_step_supports_amp_scaling", False))
+        groups: list[dict[str, Any]] = vars(self)["param_groups"]
+        return groups
 
-    @_step_supports_amp_scaling.setter
-    def _step_supports_amp_scaling(self, value: bool) -> None:
-        vars(self)["_step_supports_amp_scaling"] = value
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        vars(self)["param_groups"] = groups
 
     def add_param_group(
         self, param_group: dict[str, Any], named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None
@@ -148,12 +154,6 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
         """
         self._exchange.restart("zero_grad()")
         super().zero_grad(set_to_none)
-
-
-def _asked_by_scaler() -> bool:
-    """Whether the property that calls this is read by the step() of a GradScaler, and not by somebody who looks."""
-    frame = sys._getframe(2)
-    return frame.f_code.co_name == "step" and hasattr(frame.f_locals.get("self"), "unscale_")
 
 
 def DistributedOptimizer(
