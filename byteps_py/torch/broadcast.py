@@ -160,9 +160,11 @@ class _LargeTensorsApart(_Tensors):
         self.large: list[torch.Tensor] = []
 
     def encode(self, value: object) -> object | None:
-        if not isinstance(value, torch.Tensor) or value.nbytes <= _INLINE_BYTES:
-            return super().encode(value)
+        if not isinstance(value, torch.Tensor):
+            return None
         check_dense(value, "a tensor of the optimizer's state")
+        if value.nbytes <= _INLINE_BYTES:
+            return super().encode(value)
         self.large.append(value)
         return _describe(value)
 

@@ -100,7 +100,7 @@ class GradientExchange:
 
     Raises:
         ValueError: names are missing, doubled or malformed.
-        UnsupportedError: a parameter's dtype cannot be pushed.
+        UnsupportedError: a parameter's dtype cannot be pushed, or it is sparse or has no data.
     """
 
     def __init__(
@@ -243,6 +243,7 @@ class GradientExchange:
 
     def _new_slot(self, parameter: torch.Tensor, place: int) -> _Slot:
         label = self._names[parameter]
+        check_dense(parameter, f"parameter {label!r}")
         dtype = self._compression.wire_dtype(parameter.dtype)
         tag = wire_tag(dtype, f"parameter {label!r}")
         spec = TensorSpec(f"{self._prefix}{label}", tag, tuple(parameter.shape))
