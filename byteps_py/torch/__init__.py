@@ -28,16 +28,19 @@ from byteps_py.session import (
     stats,
     step,
 )
+from byteps_py.torch.batchnorm import SyncBatchNorm
 from byteps_py.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from byteps_py.torch.compression import Compression, Compressor
 from byteps_py.torch.ops import (
     byteps_push_pull,
+    byteps_torch_set_num_grads,
     declare,
     empty,
     poll,
     push_pull,
     push_pull_async,
     push_pull_async_inplace,
+    push_pull_group_sync_inplace,
     push_pull_inplace,
     synchronize,
 )
@@ -47,12 +50,14 @@ __all__ = [
     "Compression",
     "Compressor",
     "DistributedOptimizer",
+    "SyncBatchNorm",
     "SynchronizedOptimizer",
     "barrier",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "byteps_push_pull",
+    "byteps_torch_set_num_grads",
     "declare",
     "empty",
     "get_pushpull_speed",
@@ -64,6 +69,7 @@ __all__ = [
     "push_pull",
     "push_pull_async",
     "push_pull_async_inplace",
+    "push_pull_group_sync_inplace",
     "push_pull_inplace",
     "rank",
     "shutdown",

@@ -27,7 +27,7 @@ from torch import nn
 
 from byteps_py import session as _session
 from byteps_py.errors import BytePSError, UnsupportedError
-from byteps_py.torch.broadcast import broadcast_parameters
+from byteps_py.torch.broadcast import broadcast_pairs, broadcast_parameters
 from byteps_py.torch.claims import claim
 from byteps_py.torch.compression import Compression, Compressor
 from byteps_py.torch.gradients import GradientExchange
@@ -57,7 +57,7 @@ class _BackwardExchange(GradientExchange):
         """The backward pass at whose end the callback will be called, as autograd numbers them."""
         self._one_at_a_time = threading.Lock()
         claim(self, "DistributedDataParallel", module.parameters())
-        super().__init__(self._groups(), module.named_parameters(), compression, 1)
+        super().__init__(self._groups(), module.named_parameters(), compression, 1, owner="a DistributedDataParallel")
 
     def _groups(self) -> list[dict[str, Any]]:
         return [{"params": list(self._module.parameters())}]
@@ -203,9 +203,7 @@ class DistributedDataParallel(nn.Module):
             self._exchange.average()
 
     def _broadcast_buffers(self) -> None:
-        buffers = dict(self.module.named_buffers())
-        if buffers:
-            broadcast_parameters(buffers, root_rank=0, prefix=self._prefix)
+        broadcast_pairs([(f"{self._prefix}{name}", each) for name, each in self.module.named_buffers()], root=0)
 
     def __getstate__(self) -> NoReturn:
         raise UnsupportedError(

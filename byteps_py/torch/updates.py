@@ -77,7 +77,8 @@ class ParameterUpdates(GradientExchange):
         if named_parameters is None and set(parameters) <= set(model.parameters()):
             named_parameters = model.named_parameters()
         claim(self, "CrossBarrier", parameters)
-        super().__init__(optimizer.param_groups, named_parameters, compression, passes)
+        owner = f"a CrossBarrier of class {self._own.__name__}"
+        super().__init__(optimizer.param_groups, named_parameters, compression, passes, owner=owner)
         self._waits = ForwardWaits(model, self)
 
     def launch(self, groups: Sequence[dict[str, Any]], state: Any) -> None:
