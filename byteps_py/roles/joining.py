@@ -54,6 +54,8 @@ class AnyWorker(Protocol):
 
     def declare(self, specs: Sequence[TensorSpec]) -> None: ...
 
+    def form_group(self, ranks: tuple[int, ...]) -> int: ...
+
     def submit(
         self,
         spec: TensorSpec,
