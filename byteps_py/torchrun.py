@@ -54,8 +54,8 @@ def worker_variables(environ: Mapping[str, str]) -> dict[str, str]:
         if word("WORLD_SIZE") in ("", "1"):
             return {}
         raise SettingsError(
-            f"torchrun has started {word('WORLD_SIZE')} processes, but DMLC_PS_ROOT_URI is not set, so this one does not "
-            f"know its scheduler: {_ADVICE}"
+            f"torchrun has started {word('WORLD_SIZE')} processes, but DMLC_PS_ROOT_URI is not set, so this one does "
+            f"not know its scheduler: {_ADVICE}"
         )
     added = {"DMLC_ROLE": "worker"}
     added |= {name: word(source) for name, source in _SOURCES.items() if not word(name) and word(source)}

@@ -15,8 +15,8 @@ import torch
 
 from byteps_py import session as _session
 from byteps_py.torch.compression import Compression, Compressor
+from byteps_py.torch.futures import complete_later
 from byteps_py.torch.tensors import as_array, copy_back, spec_of, stage
-from byteps_py.torch.works import complete_later
 from byteps_py.types import Operation
 
 __all__ = ["CommHookState", "comm_hook"]

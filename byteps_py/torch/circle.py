@@ -150,9 +150,7 @@ class Exchange:
         """Begin to give the bits of member ``root`` to all; ``staged`` is sent there, and receives elsewhere."""
         array = as_bytes(staged).numpy()
         is_root = self.circle.rank == root
-        self._submit(
-            DType.UINT8, array if is_root else None, None if is_root else array, Operation.BROADCAST, root
-        )
+        self._submit(DType.UINT8, array if is_root else None, None if is_root else array, Operation.BROADCAST, root)
         return staged
 
     def _submit(
@@ -166,9 +164,7 @@ class Exchange:
         count = (output if source is None else source).size  # type: ignore[union-attr]
         spec = self.circle.spec(f"{self._prefix}.{self._labels}", dtype, count)
         self._labels += 1
-        self.pending.append(
-            self.session.submit(spec, source, output, operation, root=self.circle.members[root])
-        )
+        self.pending.append(self.session.submit(spec, source, output, operation, root=self.circle.members[root]))
 
 
 class _RollCall:

@@ -5,7 +5,8 @@ dense and on the CPU, of any layout in memory.  What is sent is copied, or belon
 are in the caller's tensors after :meth:`~byteps_py.torch.works.Work.wait`.
 
 A gathering is one broadcast from each member: each sends its tensor once, and receives those of the others.  What only
-one member wants (``gather``, ``reduce``), or each in part (``scatter``, ``reduce_scatter``, ``all_to_all``), goes to all.
+one member wants (``gather``, ``reduce``), or each in part (``scatter``, ``reduce_scatter``, ``all_to_all``), goes to
+all.
 
 All raise UnsupportedError for tensors that cannot travel, ValueError for lists and sizes that do not fit, and what
 :meth:`~byteps_py.torch.circle.Circle.call` does.
@@ -175,9 +176,7 @@ def all_to_all(circle: Circle, outputs: Tensors, inputs: Tensors, seconds: Secon
     def begin(exchange: Exchange) -> Callable[[], object]:
         for root, block in enumerate(blocks):
             exchange.broadcast(root, block)
-        parts = [
-            block[first:][: each.numel()] for block, first, each in zip(blocks, firsts, receiving, strict=True)
-        ]
+        parts = [block[first:][: each.numel()] for block, first, each in zip(blocks, firsts, receiving, strict=True)]
         return lambda: _deliver(parts, outputs)
 
     look = _dtype(inputs[0]), "+".join(str(block.numel()) for block in blocks)
@@ -198,7 +197,9 @@ def _exchange_sizes(circle: Circle, inputs: Tensors, outputs: Tensors, seconds: 
         exchange.reduce(table, DType.INT64, Operation.SUM)
         return lambda: None
 
-    circle.call(f"all_to_all of {_describe(inputs)} (its sizes)", f"all_to_all.{_dtype(inputs[0])}", begin, seconds).wait()
+    circle.call(
+        f"all_to_all of {_describe(inputs)} (its sizes)", f"all_to_all.{_dtype(inputs[0])}", begin, seconds
+    ).wait()
     for sender, receiver in itertools.product(range(circle.size), repeat=2):
         sent, expected = table[:, sender, receiver].tolist()
         if sent != expected:
@@ -241,8 +242,8 @@ def _stage(what: str, tensors: Tensors) -> list[torch.Tensor]:
         check_dense(each, what)
         if each.device.type != "cpu":
             raise UnsupportedError(
-                f"{what} on {each.device}: the backend byteps takes tensors on the CPU; use tensor.cpu(), or the model's "
-                "gradients by bps.comm_hook or bps.DistributedOptimizer, which take those of GPUs"
+                f"{what} on {each.device}: the backend byteps takes tensors on the CPU: call tensor.cpu() first; "
+                "gradients of GPUs go by bps.comm_hook, or bps.DistributedOptimizer"
             )
     return [stage(each) for each in tensors]
 

@@ -8,6 +8,7 @@
 torch gives some calls by other names to subclasses of ProcessGroup, by version: where a method has two names, the older
 comes second.
 """
+# mypy: disable-error-code="override,assignment"
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def create(options: Any, backend_options: object = None) -> BytePSProcessGroup:
     with _lock:  # what a group of the same name has left unfinished must not meet this one
         turn = _made[options.group_id] = _made[options.group_id] + 1
     circle = Circle(f"{options.group_id}.{group}.{turn}", members, rank, group)
-    return BytePSProcessGroup(options.store, circle, options.timeout)
+    return BytePSProcessGroup(circle, options.timeout)
 
 
 def _exchange_ranks(store: Any, rank: int, size: int, session: Session) -> list[int]:
@@ -79,9 +80,9 @@ def _exchange_ranks(store: Any, rank: int, size: int, session: Session) -> list[
             ) from error
         if workers != session.size or worker in found:
             raise AgreementError(
-                f"rank {member} of a process group is worker {worker} of {workers} of another job of byteps_py than rank "
-                f"{rank}, which is worker {session.rank} of {session.size}: all must have the same DMLC_PS_ROOT_URI and "
-                "DMLC_PS_ROOT_PORT, and machines must be counted by DMLC_WORKER_ID"
+                f"ranks of a process group are in different jobs of byteps_py: rank {member} is worker {worker} of "
+                f"{workers}, rank {rank} is worker {session.rank} of {session.size}; all must have the same "
+                "DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT, and run in one torch.distributed job"
             )
         found.append(worker)
     return found
@@ -91,19 +92,18 @@ class BytePSProcessGroup(dist.ProcessGroup):
     """See ``docs/torch-distributed.md``.  Any thread; members must make their calls in the same order.
 
     Args:
-        store: torch's.
         circle: the members.
         timeout: for calls that have none of their own.
     """
 
-    def __init__(self, store: Any, circle: Circle, timeout: datetime.timedelta) -> None:
-        super().__init__(store, circle.rank, circle.size)
+    def __init__(self, circle: Circle, timeout: datetime.timedelta) -> None:
+        super().__init__(circle.rank, circle.size)
         self._circle = circle
         self._timeout = timeout
         self._lock = threading.Lock()
         self._pairs: dict[tuple[int, int, int], Circle] = {}
 
-    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+    def getBackendName(self) -> str:
         """What ``dist.get_backend()`` and messages of torch say."""
         return "byteps"
 
@@ -214,8 +214,8 @@ class BytePSProcessGroup(dist.ProcessGroup):
         size = self._circle.size
         if not tensor.is_contiguous():
             raise ValueError(
-                f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} cannot be cut into parts for the "
-                "members of the process group: pass tensor.contiguous()"
+                f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} cannot be cut into parts for "
+                "the members of the process group: pass tensor.contiguous()"
             )
         if not splits:
             if tensor.numel() % size:
@@ -229,7 +229,7 @@ class BytePSProcessGroup(dist.ProcessGroup):
                 f"a tensor of shape {tuple(tensor.shape)} cannot be split into {list(splits)}: there must be {size} "
                 "numbers that sum up to its first dimension"
             )
-        return list(tensor.split(list(splits)))
+        return list(torch.split(tensor, list(splits)))
 
     def _pair(self, source: int, destination: int, tag: int) -> Circle:
         """The circle of two processes for messages of one direction and tag."""

@@ -13,7 +13,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-import torch.distributed as dist
+import torch.distributed
 
 from byteps_py import objects
 from byteps_py import session as _session
@@ -24,6 +24,8 @@ from byteps_py.settings import WorkerSettings, environment, read
 __all__ = ["register"]
 
 _log = logging.getLogger("byteps_py.worker")
+dist: Final[Any] = torch.distributed
+"""Its stubs leave out what not every build has."""
 
 Found = tuple[Any, int, int]
 Handler = Callable[..., Iterator[Found]]
@@ -34,10 +36,10 @@ def register() -> None:
     ``torch.distributed``."""
     if not dist.is_available() or hasattr(dist.Backend, "BYTEPS"):
         return
-    from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
+    from torch.distributed.rendezvous import _rendezvous_handlers
 
     dist.Backend.register_backend("byteps", _create, extended_api=True, devices=["cpu"])
-    register_rendezvous_handler("byteps", _by_session)
+    _rendezvous_handlers.setdefault("byteps", _by_session)
     by_environment: Handler | None = _rendezvous_handlers.get("env")
     if by_environment is not None:
         _rendezvous_handlers["env"] = _or_by_session(by_environment)

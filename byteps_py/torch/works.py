@@ -1,35 +1,28 @@
 """Operations of ``torch.distributed`` on their way.
 
 Whoever waits for a :class:`Work` looks after its operations itself: there is no order in which works must be waited
-for.  One thread does so for those whose future somebody has asked for, as DistributedDataParallel does for each bucket;
-it is made when it is first needed, and completes futures in the order in which they were asked for.
-
-A future that fails must not be given an exception (torch 2.13 crashes on one that DistributedDataParallel waits for):
-callers get one whose callback raises.
+for.
 """
 
 from __future__ import annotations
 
-import atexit
 import datetime
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import torch
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import Work as _TorchWork
 
 from byteps_py.errors import NotInitializedError, TransportTimeout
+from byteps_py.torch.futures import complete_later
 
-__all__ = ["Waitable", "Work", "complete_later"]
+__all__ = ["Waitable", "Work"]
 
 _LOOK_SECONDS: Final = 1.0
 """A sleeping thread looks so often whether what it waits for was held back, to travel with more."""
-_EXIT_SECONDS: Final = 5.0
-"""How long the end of the interpreter waits for futures that are under way."""
 
 
 class Waitable(Protocol):
@@ -45,7 +38,7 @@ class Waitable(Protocol):
         """Block until it is done; raises why it failed."""
 
 
-class Work(dist._Work):
+class Work(_TorchWork):
     """One call of ``torch.distributed`` under way. Any thread.
 
     Args:
@@ -178,78 +171,3 @@ class Work(dist._Work):
             f"{self._what} is not done within {limit:g} s: not all members of the process group have made the call, or "
             "they are slow; see their output, and init_process_group(timeout=...) for a longer time"
         )
-
-
-def complete_later(wait: Callable[[], object], result: Callable[[], Any]) -> torch.futures.Future[Any]:
-    """A future of ``result()`` after ``wait()`` has returned; if that raises, so does waiting for the future.
-
-    Both are called by other threads, ``wait`` once those that were asked for before have ended.
-    """
-    parent: torch.futures.Future[None] = torch.futures.Future()
-    entry = _Entry(wait, parent)
-
-    def outcome(_: object) -> Any:
-        if entry.error is not None:
-            raise entry.error.with_traceback(None)
-        return result()
-
-    given: torch.futures.Future[Any] = parent.then(outcome)
-    _thread_of_this_process().add(entry)
-    return given
-
-
-class _Entry:
-    def __init__(self, wait: Callable[[], object], future: torch.futures.Future[None]) -> None:
-        self._wait = wait
-        self._future = future
-        self.error: BaseException | None = None
-
-    def perform(self) -> None:
-        try:
-            self._wait()
-        except BaseException as error:
-            self.error = error
-        self._future.set_result(None)
-
-
-class _Completer:
-    """The thread that completes futures."""
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self._queue: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="byteps-futures", daemon=True)
-        self._thread.start()
-        atexit.register(self.close)  # after init() has done so, thus run before the session leaves
-
-    def add(self, entry: _Entry) -> None:
-        self._queue.put(entry)
-
-    def close(self) -> None:
-        """Complete what was added, and end the thread; gives up after a few seconds."""
-        if self.pid == os.getpid():
-            self._queue.put(None)
-            self._thread.join(_EXIT_SECONDS)
-
-    def _run(self) -> None:
-        while self._perform_next():
-            pass
-
-    def _perform_next(self) -> bool:
-        # A function of its own: the thread must not hold on to the last tensors while it waits for the next.
-        entry = self._queue.get()
-        if entry is not None:
-            entry.perform()
-        return entry is not None
-
-
-_making: Final = threading.Lock()
-_completer: _Completer | None = None
-
-
-def _thread_of_this_process() -> _Completer:
-    global _completer
-    with _making:
-        if _completer is None or _completer.pid != os.getpid():
-            _completer = _Completer()
-        return _completer
