@@ -59,21 +59,24 @@ def create(options: Any, backend_options: object = None) -> BytePSProcessGroup:
             "init_process_group() must be called by all of them; under torchrun DMLC_NUM_WORKER is the number of "
             "machines (--nnodes), and the other DMLC_* variables must be equal everywhere"
         )
-    members = _exchange_ranks(options.store, rank, size, session)
+    members, turn = _exchange_ranks(options, session)
     group = session.form_group(members)
-    with _lock:  # what a group of the same name has left unfinished must not meet this one
-        turn = _made[options.group_id] = _made[options.group_id] + 1
     circle = Circle(f"{options.group_id}.{group}.{turn}", members, rank, group)
     return BytePSProcessGroup(circle, options.timeout)
 
 
-def _exchange_ranks(store: Any, rank: int, size: int, session: Session) -> list[int]:
-    """The ranks in the job of the members of a group, by their ranks there."""
-    store.set(f"worker/{rank}", f"{session.rank} {session.size}")
-    found = []
+def _exchange_ranks(options: Any, session: Session) -> tuple[list[int], int]:
+    """The ranks in the job of the members of a group, by their ranks there; and how many groups of its name the first
+    of them has made before: what these have left unfinished must not meet this one."""
+    store, rank, size = options.store, options.group_rank, options.group_size
+    with _lock:
+        _made[options.group_id] += 1
+        store.set(f"worker/{rank}", f"{session.rank} {session.size} {_made[options.group_id]}")
+    found: list[int] = []
+    turns = []
     for member in range(size):
         try:
-            worker, workers = map(int, store.get(f"worker/{member}").split())
+            worker, workers, turn = map(int, store.get(f"worker/{member}").split())
         except RuntimeError as error:  # torch's errors of stores
             raise TransportTimeout(
                 f"rank {member} of a process group of {size} has not come: all members must create it ({error})"
@@ -85,7 +88,8 @@ def _exchange_ranks(store: Any, rank: int, size: int, session: Session) -> list[
                 "DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT, and run in one torch.distributed job"
             )
         found.append(worker)
-    return found
+        turns.append(turn)
+    return found, turns[0]
 
 
 class BytePSProcessGroup(dist.ProcessGroup):

@@ -61,7 +61,7 @@ def name_of(op: Any) -> str:
         if op == getattr(dist.ReduceOp, name):
             return name
     raise UnsupportedError(
-        f"the backend byteps does not reduce by {op}; supported are {', '.join(_NAMES)}: scale the tensor before the "
+        f"the backend byteps does not reduce by {getattr(op, 'op', op)}; supported are {', '.join(_NAMES)}: scale the tensor before the "
         "call, and use SUM"
     )
 

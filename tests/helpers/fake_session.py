@@ -49,7 +49,10 @@ class FakePending:
         self.absent = False
 
     def done(self) -> bool:
-        return self._entry.done
+        return self._entry.done or self._job.is_broken()
+
+    def sleep(self, seconds: float | None = None) -> None:
+        self._job.sleep(lambda: self._entry.done, seconds)
 
     def wait(self) -> Array:
         self._job.wait_for(lambda: self._entry.done, f"tensor {self._spec.name!r}")
@@ -157,6 +160,13 @@ class FakeJob:
                 raise TransportTimeout(f"waited {_DEADLINE_SECONDS} s for {what}")
             if not done():
                 raise JobAborted(f"while waiting for {what}: {self._broken}")
+
+    def is_broken(self) -> bool:
+        return self._broken is not None
+
+    def sleep(self, done: Callable[[], bool], seconds: float | None) -> None:
+        with self._condition:
+            self._condition.wait_for(lambda: done() or self._broken, seconds)
 
     def form_group(self, ranks: tuple[int, ...]) -> int:
         """The id of these workers, which rise."""
