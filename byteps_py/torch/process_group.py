@@ -34,8 +34,8 @@ __all__ = ["BytePSProcessGroup", "create"]
 Tensors = list[torch.Tensor]
 
 _lock: Final = threading.Lock()
-_made: Final[Counter[str]] = Counter()
-"""How many groups this process has made, by name."""
+_made: Final[Counter[tuple[int, str]]] = Counter()
+"""How many groups this process has made, by its rank in the job and the name."""
 
 
 def create(options: Any, backend_options: object = None) -> BytePSProcessGroup:
@@ -66,17 +66,16 @@ def create(options: Any, backend_options: object = None) -> BytePSProcessGroup:
 
 
 def _exchange_ranks(options: Any, session: Session) -> tuple[list[int], int]:
-    """The ranks in the job of the members of a group, by their ranks there; and how many groups of its name the first
-    of them has made before: what these have left unfinished must not meet this one."""
+    """The ranks in the job of the members of a group, by their ranks there; and a number that groups of the same name
+    before had not: what these have left in the store, or unfinished, must not meet this one."""
     store, rank, size = options.store, options.group_rank, options.group_size
     with _lock:
-        _made[options.group_id] += 1
-        store.set(f"worker/{rank}", f"{session.rank} {session.size} {_made[options.group_id]}")
+        turn = _made[session.rank, options.group_id] = _made[session.rank, options.group_id] + 1
+    store.set(f"worker/{turn}/{rank}", f"{session.rank} {session.size}")
     found: list[int] = []
-    turns = []
     for member in range(size):
         try:
-            worker, workers, turn = map(int, store.get(f"worker/{member}").split())
+            worker, workers = map(int, store.get(f"worker/{turn}/{member}").split())
         except RuntimeError as error:  # torch's errors of stores
             raise TransportTimeout(
                 f"rank {member} of a process group of {size} has not come: all members must create it ({error})"
@@ -88,8 +87,7 @@ def _exchange_ranks(options: Any, session: Session) -> tuple[list[int], int]:
                 "DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT, and run in one torch.distributed job"
             )
         found.append(worker)
-        turns.append(turn)
-    return found, turns[0]
+    return found, turn
 
 
 class BytePSProcessGroup(dist.ProcessGroup):

@@ -6,6 +6,7 @@ import functools
 import os
 import threading
 import time
+from collections import Counter
 from datetime import timedelta
 
 import pytest
@@ -480,10 +481,11 @@ class Options:
 
     def __init__(self, store, rank, size, ranks=()) -> None:
         self.store, self.group_rank, self.group_size = store, rank, size
-        self.global_ranks_in_group, self.group_id, self.timeout = list(ranks), "7", timedelta(seconds=1)
+        self.global_ranks_in_group, self.group_id, self.timeout = list(ranks), f"g{len(ranks)}", timedelta(seconds=60)
 
 
 def test_ranks_are_exchanged_when_a_group_is_made(monkeypatch) -> None:
+    monkeypatch.setattr(process_group, "_made", Counter())
     monkeypatch.setattr(process_group._session, "init", lambda: None)
     whole, part = dist.HashStore(), dist.HashStore()
     order = [2, 0, 1]
@@ -507,9 +509,10 @@ def test_ranks_are_exchanged_when_a_group_is_made(monkeypatch) -> None:
 
 
 def test_members_of_other_jobs_and_members_that_do_not_come_are_named(monkeypatch) -> None:
+    monkeypatch.setattr(process_group, "_made", Counter())
     monkeypatch.setattr(process_group._session, "init", lambda: None)
     store = dist.HashStore()
-    store.set("worker/1", "0 1 1")  # the very worker that rank 0 is
+    store.set("worker/1/1", "0 1")  # the very worker that rank 0 is
     with pytest.raises(AgreementError, match="rank 1 is worker 0 of 1, rank 0 is worker 0 of 1"):
         run_workers(1, lambda session: process_group.create(Options(store, 0, 2, [0, 1])))
     store = dist.HashStore()
