@@ -62,8 +62,8 @@ def name_of(op: Any) -> str:
             return name
     asked = getattr(op, "op", op)
     raise UnsupportedError(
-        f"the backend byteps does not reduce by {asked}; supported are {', '.join(_NAMES)}: scale the tensor before the "
-        "call, and use SUM"
+        f"the backend byteps does not reduce by {asked}; supported are {', '.join(_NAMES)}: scale the tensor before "
+        "the call, and use SUM"
     )
 
 
