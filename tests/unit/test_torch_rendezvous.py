@@ -78,11 +78,13 @@ def test_the_store_listens_at_a_port_of_the_range(environ) -> None:
     taken = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     low = min(taken.port, 65530)
     environ.setenv("BYTEPS_PORT_RANGE", f"{low}-{low + 5}")
+    environ.setenv("DMLC_PS_ROOT_PORT", str(low))
     store, (host, port) = ours._listen(WAIT)
     assert host == "127.0.0.1"
     assert low <= port <= low + 5
     assert port != taken.port
     environ.setenv("BYTEPS_PORT_RANGE", f"{port}-{port}")
+    environ.setenv("DMLC_PS_ROOT_PORT", str(port))
     with pytest.raises(TransportError, match=f"no port of {port}-{port} is free"):
         ours._listen(WAIT)
     del store
@@ -103,8 +105,10 @@ def test_what_keeps_worker_0_from_listening_is_told_to_all(environ) -> None:
 
 def test_ranks_may_be_chosen_and_sizes_must_agree(environ) -> None:
     def body(session):
-        _, rank, size = next(rendezvous("byteps://", 1 - session.rank, 2, timeout=WAIT))
+        store, rank, size = next(rendezvous("byteps://", 1 - session.rank, 2, timeout=WAIT))
         assert (rank, size) == (1 - session.rank, 2)
+        session.barrier()  # until then somebody may need the store of worker 0
+        del store
         with pytest.raises(AgreementError, match=r"world_size=3\): this job of byteps_py has 2 workers"):
             next(rendezvous("byteps://", 0, 3, timeout=WAIT))
 
