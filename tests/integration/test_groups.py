@@ -15,6 +15,7 @@ import pytest
 from byteps_py.errors import AgreementError, ParticipantLeft
 from byteps_py.session import Session
 from byteps_py.types import DType, Operation, TensorSpec
+from byteps_py.wire.control import CONTROL_MAGIC, FormGroup, Group, GroupFormed, GroupKnown, decode_control
 from tests.helpers.cluster import cluster
 from tests.helpers.fake_session import FakeSession, reduce, run_workers
 from tests.helpers.jobs import job
@@ -160,6 +161,38 @@ def test_who_has_left_concerns_its_own_groups() -> None:
     assert "'(1, 2)': worker 2 left the job before it contributed to round 2" in told[0]
 
 
+def test_what_is_lost_or_comes_twice_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all that forming groups takes, the first message of each kind and receiver is lost, all others come twice."""
+    monkeypatch.setattr("byteps_py.roles.requests.REPEAT_SECONDS", 0.1)
+    kinds = (FormGroup, Group, GroupKnown, GroupFormed)
+    lost: set[tuple[type, int]] = set()
+
+    def run(session: Session) -> None:
+        for ranks in ((0, 1), (1, 2), (0, 2)):
+            if session.rank in ranks:
+                group = session.form_group(ranks)
+                for round_ in (1, 2):
+                    assert push(session, str(ranks), group, 300).tolist() == [sum(ranks) + 2.0] * 300, round_
+
+    with cluster(3, 2, partition_bytes=512) as made:
+        deliver = made.network.deliver
+
+        def disturb(receiver: Any, message: Any) -> None:
+            if bytes(message.frames[0][:4]) == CONTROL_MAGIC:
+                what = type(decode_control(message.frames[0])), id(receiver)
+                if what[0] in kinds and what not in lost:
+                    lost.add(what)
+                    return
+            deliver(receiver, message)
+            deliver(receiver, message)
+
+        made.network.deliver = disturb
+        made.each(run)
+    assert sorted(kind.__name__ for kind, _ in lost) == sorted(
+        ["FormGroup", "GroupKnown", *["Group"] * 2, *["GroupFormed"] * 3]
+    )
+
+
 def test_one_name_is_of_one_group() -> None:
     def run(session: Session) -> str:
         group = session.form_group([0, 1]) if session.rank == 0 else 0
@@ -185,7 +218,7 @@ def test_a_stall_names_the_members_that_are_missing(tmp_path: Path) -> None:
         "if bps.rank() == 1: time.sleep(60)\n"
         "session.submit(TensorSpec('x', DType.FLOAT32, (9,), group), mine, None, Operation.SUM).wait()\n"
     )
-    with job(tmp_path, 3, 1, BYTEPS_STALL_TIMEOUT="4") as made:
+    with job(tmp_path, 3, 1, BYTEPS_STALL_TIMEOUT="5") as made:
         made.scheduler()
         made.server()
         for rank in range(3):

@@ -64,6 +64,11 @@ class TestGroups:
         assert [each.name for each in conflicts] == ["6", "7"]
         assert "'6' is float32 (3,) of group 1, which has 3 tensors already" in conflicts[0].text
         assert table.declare(1, specs[:6]) == (placements, ())
+        last = TensorSpec("last", DType.FLOAT32, (3,), 3)
+        (first, again), conflicts = TensorTable(1, partition_bytes=8).declare(0, [last, last])
+        assert (first, conflicts) == (again, ())
+        monkeypatch.setattr(tensor_table, "GROUP_TENSORS", 1)
+        assert TensorTable(1, partition_bytes=8).declare(0, [last, last]) == ((first, again), ())
         declare_one(table, spec("v", 3))
 
 
