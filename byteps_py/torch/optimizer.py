@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast
+from typing import Any, Final, NoReturn, SupportsIndex, cast
 
 import torch
 
 from byteps_py import session as _session
 from byteps_py.errors import BytePSError, UnsupportedError
+from byteps_py.torch.claims import claim
 from byteps_py.torch.compression import Compression, Compressor
 from byteps_py.torch.gradients import GradientExchange
 
 __all__ = ["DistributedOptimizer", "SynchronizedOptimizer"]
 
 
+_UNSCALING: Final = "_unscale_grads_"
+"""The method of ``torch.amp.GradScaler`` that looks at gradients, whichever way it was called."""
+
+
 class SynchronizedOptimizer(torch.optim.Optimizer):
-    """What an optimizer gains: every instance is of the optimizer's own class too, see :func:`DistributedOptimizer`."""
+    """What an optimizer gains: every instance is of the optimizer's own class too, see :func:`DistributedOptimizer`.
+
+    It belongs to the thread that trains; hooks of :meth:`register_step_pre_hook` see averaged gradients.
+    """
 
     _exchange: GradientExchange
     _step_synchronizes: bool
+    _synchronized_by_scaler: bool
+    _opt_called: bool
 
     def synchronize(self) -> None:
         """Wait until the gradients are averaged; then they may be clipped or unscaled before :meth:`step`.
@@ -29,7 +40,9 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
 
         Raises:
             BytePSError: a gradient was changed or cleared after its push had begun, or what the session raises.
+            AgreementError: in the first call: not all workers made the same optimizers in the same order.
         """
+        self._synchronized_by_scaler = False
         self._exchange.synchronize(self.param_groups)
 
     @contextlib.contextmanager
@@ -60,8 +73,8 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
         Raises:
             BytePSError: within skip_synchronize() without synchronize() before, or what :meth:`synchronize` raises.
         """
-        if not self._step_synchronizes and not self._exchange.synchronized:
-            raise BytePSError("step() within skip_synchronize() needs a call of synchronize() before it")
+        self._opt_called = True  # for learning-rate schedulers, which look whether there was a step before theirs
+        self._check_skipping()
         if closure is None:
             if not self._exchange.synchronized:
                 self.synchronize()
@@ -71,6 +84,60 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
         self._exchange.finish_step()
         _session.current().mark_step(automatic=True)
         return result
+
+    step.hooked = True  # type: ignore[attr-defined]  # the own class's step() calls the hooks and tells the profiler
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+    def _check_skipping(self) -> None:
+        if not self._step_synchronizes and not self._exchange.synchronized:
+            raise BytePSError("step() within skip_synchronize() needs a call of synchronize() before it")
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of parameters, as in every optimizer.
+
+        A ``GradScaler`` that comes for the gradients gets the averages: by its own gradients one worker would skip a
+        step that others take.  It leaves no other trace: what it does to gradients counts as no change of theirs.
+        """
+        if sys._getframe(1).f_code.co_name == _UNSCALING:
+            self._check_skipping()
+            # A step that a scaler skips is not told: what it made us synchronize is not valid for its next step.
+            if not self._exchange.synchronized or self._synchronized_by_scaler:
+                self.synchronize()
+                self._synchronized_by_scaler = True
+        groups: list[dict[str, Any]] = vars(self)["param_groups"]
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        vars(self)["param_groups"] = groups
+
+    def add_param_group(
+        self, param_group: dict[str, Any], named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None
+    ) -> None:
+        """Add a group; all workers must add the same ones in the same order, between the same steps.
+
+        Its gradients are averaged from the next :meth:`synchronize` on, and pushed by hooks after that.
+
+        Args:
+            param_group: as the optimizer's own class wants it.
+            named_parameters: names for the group's parameters; None names by place.
+
+        Raises:
+            ValueError: names are missing, doubled or malformed; nothing is added.
+        """
+        if named_parameters is not None:
+            given = param_group["params"]
+            param_group["params"] = [given] if isinstance(given, torch.Tensor) else list(given)
+            self._exchange.add_names(named_parameters, param_group)
+        super().add_param_group(param_group)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refused: a copy would train without the other workers."""
+        raise UnsupportedError(
+            "a DistributedOptimizer can be neither copied nor pickled: keep its state_dict(), make a new optimizer and "
+            "wrap that, then call load_state_dict()"
+        )
 
     def _averaging(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def averaged() -> Any:
@@ -105,14 +172,17 @@ def DistributedOptimizer(
     returns, what follows in the current stream sees the average.
 
     The optimizer keeps its state, its groups and its class (it becomes an instance of a subclass of it), so
-    learning-rate schedulers made afterwards, ``state_dict()`` and ``isinstance`` work as before; it gains
-    ``synchronize()``, ``skip_synchronize()`` and ``set_backward_passes_per_step()``.  All workers must make their
-    optimizers in the same order.
+    learning-rate schedulers, made before or after, ``GradScaler``, hooks, ``state_dict()`` and ``isinstance`` work as
+    before; it gains ``synchronize()``, ``skip_synchronize()`` and ``set_backward_passes_per_step()``.
+
+    All workers must make their optimizers in the same order.  The first ``synchronize()`` finds out whether they did,
+    by names, shapes, dtypes and the optimizer's class; this call does not wait for others.
 
     Args:
         optimizer: changed in place.
         named_parameters: such as ``model.named_parameters()``: names for messages, and the order of the model, whose
-            front gets the higher priority. Without it parameters are called ``noname.0``, ``noname.1`` ...
+            front gets the higher priority. Without it parameters are called as the optimizer calls them, if it was
+            made from named parameters, or ``noname.0``, ``noname.1`` ...
         compression: ``Compression.none``, ``.fp16`` or ``.bf16``.
         backward_passes_per_step: gradients of so many backward passes are added up locally (not averaged: divide the
             loss where that is wanted) before they are exchanged.
@@ -127,23 +197,54 @@ def DistributedOptimizer(
         ``optimizer``.
 
     Raises:
-        ValueError: names are missing or doubled; the optimizer is distributed already.
-        UnsupportedError: a parameter's dtype cannot be pushed; it is named. Or ``nccl`` was asked for.
+        ValueError: names are missing or doubled; the optimizer is distributed already; something has replaced the
+            instance's ``step()``.
+        TypeError: that is no optimizer.
+        UnsupportedError: a parameter's dtype cannot be pushed; it is named. Or ``nccl`` was asked for, or the optimizer
+            takes sparse gradients only.
         NotInitializedError: ``init()`` has not been called.
     """
+    _check(optimizer, nccl)
+    owner = f"a DistributedOptimizer of class {type(optimizer).__name__}"
+    groups = optimizer.param_groups
+    exchange = GradientExchange(groups, named_parameters, compression, backward_passes_per_step, arena, owner)
+    return _become(optimizer, exchange)
+
+
+def _become(optimizer: torch.optim.Optimizer, exchange: GradientExchange) -> SynchronizedOptimizer:
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    claim(exchange, "DistributedOptimizer", parameters, exclusive=False)
+    own = type(optimizer)
+    vars(optimizer).pop("step", None)  # a scheduler's: our step() does what it would
+    optimizer.__class__ = type(
+        own.__name__, (SynchronizedOptimizer, own), {"__doc__": own.__doc__, "__module__": own.__module__}
+    )
+    vars(optimizer).update(_exchange=exchange, _step_synchronizes=True, _synchronized_by_scaler=False)
+    return cast(SynchronizedOptimizer, optimizer)
+
+
+def _check(optimizer: object, nccl: bool) -> None:
     if isinstance(optimizer, SynchronizedOptimizer):
         raise ValueError("this optimizer is a DistributedOptimizer already")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"DistributedOptimizer takes a torch.optim.Optimizer, not a {type(optimizer).__qualname__}")
     if nccl:
         raise UnsupportedError(
             "nccl=True: gradients of several GPUs of one machine are not reduced over NCCL; leave it out, and each "
             "worker process pushes its own (docs/torch.md says why)"
         )
-    exchange = GradientExchange(optimizer.param_groups, named_parameters, compression, backward_passes_per_step, arena)
-    own = type(optimizer)
-    # A scheduler made earlier has put a wrapper of the old step() into the instance, where it would hide ours.
-    vars(optimizer).pop("step", None)
-    optimizer.__class__ = type(
-        own.__name__, (SynchronizedOptimizer, own), {"__doc__": own.__doc__, "__module__": own.__module__}
-    )
-    vars(optimizer).update(_exchange=exchange, _step_synchronizes=True)
-    return cast(SynchronizedOptimizer, optimizer)
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise UnsupportedError(
+            "SparseAdam takes sparse gradients alone, and only dense ones are pushed: use Adam, and sparse=False in "
+            "the embedding"
+        )
+    replaced = vars(optimizer).get("step")
+    if (
+        replaced is not None
+        and not hasattr(replaced, "_wrapped_by_lr_sched")
+        and not hasattr(replaced, "_with_counter")
+    ):
+        raise ValueError(
+            "something other than a learning-rate scheduler has replaced step() of this optimizer, which would hide "
+            "that of the DistributedOptimizer: call DistributedOptimizer() first"
+        )

@@ -49,7 +49,10 @@ class FakePending:
         self.absent = False
 
     def done(self) -> bool:
-        return self._entry.done
+        return self._entry.done or self._job.is_broken()
+
+    def sleep(self, seconds: float | None = None) -> None:
+        self._job.sleep(lambda: self._entry.done, seconds)
 
     def wait(self) -> Array:
         self._job.wait_for(lambda: self._entry.done, f"tensor {self._spec.name!r}")
@@ -70,7 +73,7 @@ class Submitted:
 
 
 class FakeSession:
-    """One worker's session; what was done with it is recorded."""
+    """One worker's session; what was done with it is recorded: questions whether workers agree apart."""
 
     def __init__(self, job: FakeJob, rank: int) -> None:
         self._job = job
@@ -80,6 +83,7 @@ class FakeSession:
         self.size = self.local_size = job.size
         self.declared: list[list[TensorSpec]] = []
         self.submitted: list[Submitted] = []
+        self.agreements: list[Submitted] = []
         self.arena: list[Array] = []
         self.steps = 0
 
@@ -112,7 +116,8 @@ class FakeSession:
         assert output is None or output.flags.writeable
         if spec.group:
             self._groups.check(spec, operation, root)
-        self.submitted.append(Submitted(spec.name, operation, priority, step, source is None))
+        record = self.agreements if spec.name.startswith("Agreement.") else self.submitted
+        record.append(Submitted(spec.name, operation, priority, step, source is None))
         self._job.check_spec(self.rank, spec)
         number = self._rounds[spec.name] = self._rounds.get(spec.name, 0) + 1
         copied = None if source is None else source.copy()
@@ -157,6 +162,13 @@ class FakeJob:
                 raise TransportTimeout(f"waited {_DEADLINE_SECONDS} s for {what}")
             if not done():
                 raise JobAborted(f"while waiting for {what}: {self._broken}")
+
+    def is_broken(self) -> bool:
+        return self._broken is not None
+
+    def sleep(self, done: Callable[[], bool], seconds: float | None) -> None:
+        with self._condition:
+            self._condition.wait_for(lambda: done() or self._broken, seconds)
 
     def form_group(self, ranks: tuple[int, ...]) -> int:
         """The id of these workers, which rise."""
