@@ -39,8 +39,10 @@ format: $(STAMP) ## rewrite the sources as ruff likes them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(STAMP) ## write docs/env.md from the table in byteps_py/settings.py
+docs: $(STAMP) ## write docs/env.md from the table in byteps_py/settings.py, and HTML of all pages and docstrings
 	$(BIN)/python scripts/env_docs.py
+	$(BIN)/python -m sphinx -q -E -W --keep-going -c docs -d docs/_build/doctrees . docs/_build/html
+	@echo 'docs/_build/html/docs/index.html'
 
 sanitize: ## the C kernels, warnings being errors, and under the address and undefined-behaviour sanitizers
 	scripts/sanitize
@@ -51,7 +53,7 @@ bench: $(STAMP) ## measure the kernels
 build: $(STAMP) ## make .venv and compile csrc/, again if it changed
 
 clean: ## remove .venv and everything that was generated
-	rm -rf $(VENV) .venv-versions .editable build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-versions .editable build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis docs/_build
 	find byteps_py launcher tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
 	find byteps_py -name '*.so' -delete
 

@@ -1,6 +1,6 @@
 """Membership of this process in a job: join, leave, rank and size.
 
-Module functions act on the one session of this process (:mod:`byteps_py.operations` has those on arrays); plugins
+Module functions act on the one session of this process (``byteps_py.operations`` has those on arrays); plugins
 for frameworks build on :class:`Session`, which :func:`current` returns.  All functions may be called by any thread,
 and only in the process that called :func:`init`: a forked child has no session.
 """
@@ -54,9 +54,12 @@ class Session:
     """This process's membership in a job.  Methods may be called by any thread.
 
     Attributes:
-        rank, size: place among all worker processes, and their number.
-        local_rank, local_size: the same on this machine.
-        steps, samples: what :meth:`mark_step` counted.
+        rank: place among all worker processes, from 0.
+        size: number of worker processes.
+        local_rank: place among those of this machine, from 0.
+        local_size: number of those of this machine.
+        steps: how many :meth:`mark_step` counted.
+        samples: how many it was told of.
         specs: what was pushed so far, by name: looking it up is quicker than making it.
     """
 
@@ -324,7 +327,12 @@ def local_size() -> int:
 
 
 def barrier() -> None:
-    """Wait until every worker has called this as often as this one."""
+    """Wait until every worker has called this as often as this one.
+
+    Raises:
+        JobAborted, TransportTimeout: a worker has left that others wait for, one did not come within
+            ``BYTEPS_STALL_TIMEOUT``, or the job has ended.
+    """
     current().barrier()
 
 
