@@ -68,7 +68,7 @@ class CommandHelp(Directive):
 
 
 def add_decisions(_: Sphinx, page: str, source: list[str]) -> None:
-    """The table of decisions is written by hand; that they are below it in the tree of pages is told to sphinx alone."""
+    """The table of decisions is written by hand; that they are below it in the tree of pages, only sphinx is told."""
     if page == "docs/decisions/README":
         source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n0*\n```\n"
 
@@ -81,7 +81,9 @@ def find_public_name(
     if node.get("refdomain") != "py":
         return None
     target = str(node["reftarget"])
-    package, _, name = (target if target.startswith("byteps_py.") else f"{node.get('py:module')}.{target}").rpartition(".")
+    package, _, name = (target if target.startswith("byteps_py.") else f"{node.get('py:module')}.{target}").rpartition(
+        "."
+    )
     domain = env.domains.python_domain
     for home in (package.rpartition(".")[0], "byteps_py", "byteps_py.errors"):
         if f"{home}.{name}" in domain.objects:
