@@ -23,6 +23,7 @@ import numpy.typing as npt
 from byteps_py.errors import BytePSError, NotInitializedError
 from byteps_py.roles import last_words
 from byteps_py.roles.farewell import Farewell
+from byteps_py.roles.groups import KnownGroups
 from byteps_py.roles.joining import AnyWorker, join
 from byteps_py.roles.pending import Pending
 from byteps_py.settings import environment
@@ -81,6 +82,7 @@ class Session:
         self.samples = 0
         self.specs: dict[str, TensorSpec] = {}
         self._worker = worker
+        self._groups = KnownGroups(rank, size)
         self._submit = worker.submit
         self._farewell = farewell
         self._recorder = recorder
@@ -96,9 +98,30 @@ class Session:
         """Declare tensors in one batch, so that they are spread evenly over the servers; waits until that is done.
 
         Raises:
-            AgreementError: a name has another dtype or shape here or on another worker; both sides are named.
+            AgreementError: a name has another dtype, shape or group here or on another worker; both sides are named.
+            ValueError: this process has not formed the group.
         """
+        for each in specs:
+            if each.group:
+                self._groups.check(each)
         self._worker.declare(specs)
+
+    def form_group(self, ranks: Sequence[int]) -> int:
+        """The id of a group of workers, for :class:`~byteps_py.types.TensorSpec`; waits until all servers know it.
+
+        Every member calls it, nobody else, and it waits for no other worker.  The same set of ranks has the same id on
+        all workers, whenever they ask; asking again costs nothing.
+
+        Args:
+            ranks: of the members, in any order; contributions are summed in that of the ranks. All workers are group 0.
+
+        Raises:
+            ValueError: a rank is no worker's or is there twice, or this worker's own is not.
+            TypeError: a rank is no whole number.
+            MembershipError: the job cannot have so many groups.
+            BytePSError: the job has ended.
+        """
+        return self._groups.form(ranks, self._worker.form_group)
 
     def submit(
         self,
@@ -114,22 +137,23 @@ class Session:
         """Start one operation on one tensor and return at once.
 
         Args:
-            spec: name, dtype and shape; a name that was not declared is declared on the way.
+            spec: name, dtype, shape and group; a name that was not declared is declared on the way.
             source: C-contiguous array of ``spec.dtype.storage`` with ``spec.count`` elements; copied before this
                 returns. None contributes nothing: it counts as zero, and for BROADCAST it is what all but the root
                 pass.
             output: writable C-contiguous array like ``source``, and possibly the same, that receives the result; it
                 must not be touched before the operation is done. None makes a new array of ``spec.shape``.
-            operation: must be the same on all workers, as must ``root`` and ``step``.
+            operation: must be the same on all workers (of the group), as must ``root`` and ``step``.
             root: for BROADCAST, whose contribution is the result.
             priority: higher goes first where several wait.
             step: the training step, as the caller counts it.
 
         Raises:
-            AgreementError: the name has another dtype or shape in this process.
+            AgreementError: the name has another dtype, shape or group in this process.
             UnsupportedError: the name or the shape is impossible.
             TypeError: ``root``, ``priority`` or ``step`` is no whole number.
-            ValueError: there is no worker ``root``, or ``step`` is no number from 0 to 2**64 - 1.
+            ValueError: there is no worker ``root`` (in the group), ``step`` is no number from 0 to 2**64 - 1, or this
+                process has not formed the group.
             BytePSError: the job has ended.
         """
         if type(operation) is not Operation:
@@ -140,6 +164,8 @@ class Session:
             raise ValueError(f"root {root} is not a worker: ranks are 0 to {self.size - 1}")
         if not 0 <= step <= _LAST_STEP:
             raise ValueError(f"step (version) must be a number from 0 to 2**64 - 1, not {step}")
+        if spec.group:
+            self._groups.check(spec, operation, root)
         return self._submit(spec, source, output, operation, root=root, priority=priority, step=step)
 
     def empty(self, shape: Sequence[int] | int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:

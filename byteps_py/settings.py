@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -307,8 +307,8 @@ def read(settings: type[_S], environ: Mapping[str, str] | None = None) -> _S:
     return settings(**{each.field: each.value for each in findings})
 
 
-def environment() -> Mapping[str, str]:
-    """The environment of this process, for one who looks through all of it."""
+def environment() -> MutableMapping[str, str]:
+    """The environment of this process, for one who looks through all of it, or adds what another launcher calls it."""
     return os.environ
 
 

@@ -16,6 +16,8 @@ from byteps_py.errors import UnsupportedError
 from byteps_py.role import Role
 
 __all__ = [
+    "GROUP_TENSORS",
+    "MAX_GROUP",
     "PARTITION_BITS",
     "DType",
     "Operation",
@@ -25,12 +27,22 @@ __all__ = [
     "ServerInfo",
     "TensorSpec",
     "check_shape",
+    "group_of",
     "make_key",
+    "make_tensor_id",
     "split_key",
 ]
 
 PARTITION_BITS = 32
 """The lower bits of a key, which count the partitions of a tensor."""
+
+_GROUP_TENSOR_BITS = 18
+GROUP_TENSORS = 1 << _GROUP_TENSOR_BITS
+"""Most tensors that one group of workers has."""
+MAX_GROUP = (1 << 13) - 1
+"""Highest id of a group of workers: as many pairs as 128 workers can form."""
+_OF_A_GROUP = 1 << 31
+"""Highest bit of a tensor id: whether 13 bits of it are those of a group, and only the others count tensors."""
 
 
 def check_shape(shape: Any) -> tuple[int, ...]:
@@ -122,17 +134,22 @@ class Operation(enum.IntEnum):
 
     SUM = 1
     AVERAGE = 2
-    """SUM divided by the number of workers."""
+    """SUM divided by the number of workers, or of members of the tensor's group."""
     BROADCAST = 3
     """The contribution of one worker, the root."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
-    """A declared tensor: its name is its identity, dtype and shape must be equal on all workers."""
+    """A declared tensor: its name is its identity, the rest must be equal on all workers.
+
+    ``group`` is the id of those workers that contribute to it and have its results, as
+    :meth:`~byteps_py.session.Session.form_group` gives it; 0: all.
+    """
 
     name: str
     dtype: DType
     shape: tuple[int, ...]
+    group: int = 0
 
     @property
     def count(self) -> int:
@@ -145,8 +162,8 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
         return self.count * self.dtype.itemsize
 
     def describe(self) -> str:
-        """For messages: ``float32 (3, 4)``."""
-        return f"{self.dtype.label} {self.shape}"
+        """For messages: ``float32 (3, 4)``, or ``float32 (3, 4) of group 2``."""
+        return f"{self.dtype.label} {self.shape}" + (f" of group {self.group}" if self.group else "")
 
 
 class Partition(msgspec.Struct, frozen=True, array_like=True):
@@ -195,6 +212,17 @@ class ServerInfo(msgspec.Struct, frozen=True, array_like=True):
 def make_key(tensor_id: int, index: int) -> int:
     """The 64-bit key of partition ``index`` of tensor ``tensor_id`` (32 bits each)."""
     return (tensor_id << PARTITION_BITS) | index
+
+
+def make_tensor_id(group: int, number: int) -> int:
+    """The id of tensor ``number`` (from 0) of a group; of those of all workers (group 0) it is the number itself."""
+    return _OF_A_GROUP | group << _GROUP_TENSOR_BITS | number if group else number
+
+
+def group_of(key: int) -> int:
+    """The group of workers that the tensor of a key is for; 0: all."""
+    tensor_id = key >> PARTITION_BITS
+    return (tensor_id & ~_OF_A_GROUP) >> _GROUP_TENSOR_BITS if tensor_id & _OF_A_GROUP else 0
 
 
 def split_key(key: int) -> tuple[int, int]:

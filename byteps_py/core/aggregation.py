@@ -47,6 +47,9 @@ it as it is until it has the result, and no longer: so it never becomes the resu
 A *partial* is a contribution that stands for all workers of the sender's node, whose payloads were summed there.  It
 counts as theirs, is one source of the Sum, and its sender alone is answered.
 
+A key may be one of a *group* of workers, which its number says (:func:`byteps_py.types.group_of`).  Then "all" are the
+members of that group; nobody else may push or pull, and nobody else's leaving matters.
+
 A key may be looked after elsewhere while nothing out of the ordinary happens to it (a server keeps small tensors in
 arrays that C walks).  It comes here with what has arrived (:meth:`Aggregation.adopt`), and may go again between two
 rounds (:meth:`Aggregation.release`).
@@ -69,6 +72,7 @@ from byteps_py.core.contributions import (
     Sum,
 )
 from byteps_py.core.key_state import KeyState, Phase
+from byteps_py.core.members import Members, MemberTable, members_of
 from byteps_py.core.rejections import Terms
 from byteps_py.errors import LocalProtocolError
 from byteps_py.types import Operation, Participant
@@ -94,6 +98,9 @@ class Aggregation:
     Args:
         participants: all workers; ``participants[i].rank`` is i.
 
+    Attributes:
+        members: who contributes to a key.
+
     Raises:
         ValueError: the list is empty or not in the order of the ranks.
     """
@@ -103,24 +110,19 @@ class Aggregation:
         if not ranks or ranks != list(range(len(ranks))):
             raise ValueError(f"participants must be listed by rank, from 0 and without a gap; these are {ranks}")
         self._size = len(ranks)
-        self._everyone = (1 << self._size) - 1
+        self.members = MemberTable(participants, members_of(participants, ranks))
         self._departed = 0
         self._keys: dict[int, KeyState] = {}
-        nodes: dict[int, list[int]] = {}
-        for each in sorted(participants, key=lambda participant: (participant.node, participant.rank)):
-            nodes.setdefault(each.node, []).append(each.rank)
-        self._nodes = tuple(nodes.values())
-        masks = [sum(1 << rank for rank in ranks) for ranks in self._nodes]
-        self._mates = {rank: mask for ranks, mask in zip(self._nodes, masks, strict=True) for rank in ranks}
 
     def push(self, contribution: Contribution) -> list[Action]:
         """A contribution has arrived.  O(1), and O(participants) for the last one of a round."""
         rank, key, round = contribution.participant, contribution.key, contribution.round
-        if not 0 <= rank < self._size:
-            return [Reject(rank, key, round, rejections.stranger(rank, self._size))]
         state = self._keys.get(key)
+        members = self.members.of(key) if state is None else state.members
+        if members is None or rank not in members.mates:
+            return [Reject(rank, key, round, self.members.refusal(rank, key))]
         if state is None:
-            state = KeyState([None] * self._size)
+            state = self._fresh(members)
             if round == 1:
                 self._keys[key] = state
         if round != state.round or state.phase is Phase.REJECTED:
@@ -133,15 +135,16 @@ class Aggregation:
         objection = self._objection(state, contribution)
         if objection is not None:
             return self._reject(key, state, *objection, bit)
-        state.take(contribution, self._mates[rank] if contribution.partial else bit)
-        completion = self._complete(key, state) if state.arrived == self._everyone else ()
+        state.take(contribution, members.mates[rank] if contribution.partial else bit)
+        completion = self._complete(key, state) if state.arrived == members.mask else ()
         return [Accept(rank, key, round), *completion]
 
     def pull(self, participant: int, key: int, round: int) -> list[Action]:
         """``participant`` asks for a result, or for word of its contribution.  There is exactly one answer."""
-        if not 0 <= participant < self._size:
-            return [Reject(participant, key, round, rejections.stranger(participant, self._size))]
         state = self._keys.get(key)
+        members = self.members.of(key) if state is None else state.members
+        if members is None or participant not in members.mates:
+            return [Reject(participant, key, round, self.members.refusal(participant, key))]
         if state is None:
             return [Missing(participant, key, round)]
         if round < state.round:
@@ -174,14 +177,15 @@ class Aggregation:
             LocalProtocolError: the key is known here, and no such Sum is being computed.
         """
         if key not in self._keys:
-            self._keys[key] = KeyState([], round, Phase.SUMMING, self._everyone)
+            members = self.members.everyone
+            self._keys[key] = KeyState(members, [], round, Phase.SUMMING, members.mask)
         return self._reject(key, self._summing(key, round), rejections.changed(rank, round), None)
 
     def adopt(self, key: int, round: int, contributions: Sequence[Contribution], last: Result | None) -> None:
         """Look after a key from now on; those who have contributed have been told, or will be, by the caller.
 
         Args:
-            key: not known here.
+            key: not known here, and of no group.
             round: the open one.
             contributions: what it has, at most one of each participant, not all, each agreeing with the others.
             last: the result of the round before, if it is still kept.
@@ -191,7 +195,8 @@ class Aggregation:
         """
         if key in self._keys:
             raise LocalProtocolError(f"key {key} cannot be adopted: its round {self._keys[key].round} is open here")
-        state = self._keys[key] = KeyState([None] * self._size, round, last=last)
+        state = self._keys[key] = self._fresh(self.members.everyone)
+        state.round, state.last = round, last
         for each in contributions:
             if not state.arrived:
                 state.first, state.terms = each.participant, _terms(each)
@@ -224,11 +229,12 @@ class Aggregation:
         """
         if not 0 <= rank < self._size:
             raise ValueError(f"worker {rank} cannot leave: this job has the workers 0 to {self._size - 1}")
-        bit = 1 << rank & self._everyone
+        bit = 1 << rank
         self._departed |= bit
         actions: list[Action] = []
         for key, state in self._keys.items():
-            if state.phase is Phase.COLLECTING and state.arrived and bit & ~state.arrived:
+            lacks = bit & state.members.mask & ~state.arrived
+            if lacks and state.arrived and state.phase is Phase.COLLECTING:
                 actions.extend(self._reject(key, state, rejections.departure(rank, state.round), rank))
         return actions
 
@@ -237,7 +243,7 @@ class Aggregation:
         state = self._keys.get(key)
         if state is None or state.phase is not Phase.COLLECTING:
             return ()
-        return self._ranks(self._everyone & ~state.arrived)
+        return self._ranks(state.members.mask & ~state.arrived)
 
     def waiting(self) -> list[OpenRound]:
         """The rounds that have some contributions and lack others, for messages about stalls.  O(keys)."""
@@ -246,6 +252,10 @@ class Aggregation:
             for key, state in self._keys.items()
             if state.arrived and (missing := self.missing(key))
         ]
+
+    def _fresh(self, members: Members) -> KeyState:
+        """What is known of a key before its first contribution."""
+        return KeyState(members, [None] * self._size)
 
     def _summing(self, key: int, round: int) -> KeyState:
         state = self._keys.get(key)
@@ -275,13 +285,13 @@ class Aggregation:
 
     def _speaker(self, state: KeyState, rank: int) -> int | None:
         """Who has sent a partial for ``rank``."""
-        return next((sender for sender in state.partials if self._mates[sender] >> rank & 1), None)
+        return next((sender for sender in state.partials if state.members.mates[sender] >> rank & 1), None)
 
     def _objection(self, state: KeyState, c: Contribution) -> tuple[str, int | None] | None:
         """Why the round cannot complete with ``c``, as the last arguments of :meth:`_reject`; None if it can."""
         terms = _terms(c)
         if state.arrived:
-            mates = self._mates[c.participant]
+            mates = state.members.mates[c.participant]
             if state.arrived & (mates if c.partial else 1 << c.participant):
                 other = next(rank for rank in self._ranks(state.arrived & mates))
                 return rejections.both_ways(c.round, c.participant, self._speaker(state, c.participant), other), None
@@ -290,19 +300,24 @@ class Aggregation:
             return rejections.disagreement(c.round, state.first, state.terms, c.participant, terms), None
         state.first = c.participant
         state.terms = terms
-        if self._departed:
-            rank = self._ranks(self._departed)[0]
+        members = state.members
+        if self._departed & members.mask:
+            rank = self._ranks(self._departed & members.mask)[0]
             return rejections.departure(rank, c.round), rank
-        if c.operation is Operation.BROADCAST and c.root >= self._size:
-            return rejections.unknown_root(c.participant, terms, self._size), None
+        if c.operation is Operation.BROADCAST and not self._may_be_root(members, c.root):
+            return rejections.unknown_root(c.participant, terms, members.ranks), None
         return None
+
+    def _may_be_root(self, members: Members, rank: int) -> bool:
+        """Whether one of ``members`` may expect a BROADCAST of worker ``rank``."""
+        return members.has(rank)
 
     def _complete(self, key: int, state: KeyState) -> list[Action]:
         """Everybody has contributed, hence has the result before this one."""
         state.last = None
         dtype, operation, root, _, _, count = state.terms
         payloads = state.payloads
-        nodes: Sequence[Sequence[int]] = ([root],) if operation is Operation.BROADCAST else self._nodes
+        nodes: Sequence[Sequence[int]] = ([root],) if operation is Operation.BROADCAST else state.members.nodes
         if state.partials:
             nodes = [list(dict.fromkeys(self._who_pushed(state, rank) for rank in node)) for node in nodes]
         # An absent contribution is left out instead of being added as zero, which would turn -0.0 into 0.0.
@@ -310,7 +325,7 @@ class Aggregation:
         ranks = [rank for node in present for rank in node]
         sources = tuple([payloads[rank] for rank in ranks])
         groups = tuple([len(node) for node in present if node])
-        divisor = self._size if operation is Operation.AVERAGE else 1
+        divisor = state.members.size if operation is Operation.AVERAGE else 1
         contributors = sum([state.partials.get(rank, 1) for rank in ranks])
         wide = tuple([place for place, rank in enumerate(ranks) if is_wide(dtype, state.partials.get(rank, 1))])
         if not ranks:
@@ -345,13 +360,14 @@ class Aggregation:
         state.payloads = []
         told = state.arrived
         for sender in state.partials:
-            told &= ~self._mates[sender] | 1 << sender
+            told &= ~state.members.mates[sender] | 1 << sender
         return [self._tell(rank, key, state.round, state) for rank in self._ranks(told | also)]
 
     def _tell(self, rank: int, key: int, round: int, state: KeyState) -> Reject:
         """The rejection for one worker, which by asking for this round shows that it has the last result."""
-        state.arrived |= self._mates[rank] if rank in state.partials else 1 << rank
-        if state.arrived | self._departed == self._everyone:
+        mask = state.members.mask
+        state.arrived |= state.members.mates[rank] if rank in state.partials else 1 << rank
+        if (state.arrived | self._departed) & mask == mask:
             state.last = None
         return Reject(rank, key, round, *state.rejection)
 

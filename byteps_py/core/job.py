@@ -1,14 +1,26 @@
-"""A complete job while it runs: who is who in it, its tensors, and its barriers."""
+"""A complete job while it runs: who is who in it, its tensors and groups, and its barriers."""
 
 from __future__ import annotations
 
 from byteps_py.core.actions import Action, Log, Send
 from byteps_py.core.barriers import Arrival, Barriers
 from byteps_py.core.departures import Departures
+from byteps_py.core.groups import Groups
 from byteps_py.core.liveness import Reminder
 from byteps_py.core.roster import Seating, listed
 from byteps_py.core.tensor_table import TensorTable
-from byteps_py.wire.control import BarrierDone, ControlMessage, Declare, Declared, Left, Notice, Waiting, Welcome
+from byteps_py.wire.control import (
+    BarrierDone,
+    ControlMessage,
+    Declare,
+    Declared,
+    FormGroup,
+    GroupKnown,
+    Left,
+    Notice,
+    Waiting,
+    Welcome,
+)
 
 __all__ = ["EPOCH", "Job"]
 
@@ -34,6 +46,7 @@ class Job:
         self._nonce = nonce
         self._workers = list(seating.worker_ranks)
         self._tensors = TensorTable(len(seating.servers), partition_bytes)
+        self._groups = Groups(len(seating.participants), list(seating.server_ranks))
         self._announced: set[str] = set()
         self._barriers = Barriers(len(seating.participants))
         self._barrier_reminder: Reminder | None = None
@@ -63,6 +76,12 @@ class Job:
                 actions.append(Log("error", conflict.text))
             actions += self._to_workers(conflict) if is_new else [Send(peer, conflict)]
         return [*actions, Send(peer, Declared(message.request, placements))]
+
+    def group(self, peer: bytes, message: FormGroup | GroupKnown) -> list[Action]:
+        """A worker asks for a group of workers, or a server confirms one."""
+        if isinstance(message, GroupKnown):
+            return [*self._groups.known(peer, message.group)]
+        return [*self._groups.form(peer, self.seating.worker_ranks[peer], message)]
 
     def barrier(self, now: float, peer: bytes, number: int) -> list[Action]:
         """A worker is at a barrier; asking again, it is told for whom it waits."""

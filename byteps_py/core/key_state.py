@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from byteps_py.core.contributions import Contribution, Result
+from byteps_py.core.members import Members
 from byteps_py.core.rejections import Terms
 from byteps_py.types import DType, Operation
 
@@ -25,6 +26,7 @@ class KeyState:
     """The open round of one key, and the last result.
 
     Attributes:
+        members: whose contributions it collects.
         payloads: by rank; empty while they are handed out for a Sum, and after a rejection.
         arrived, wants, borrowed: one bit per rank: who contributed (or was told of the rejection), who wants the
             result, and whose payload is borrowed.
@@ -35,6 +37,7 @@ class KeyState:
         rejection: reason, and rank of the worker that left (None for a disagreement).
     """
 
+    members: Members
     payloads: list[object | None]
     round: int = 1
     phase: Phase = Phase.COLLECTING

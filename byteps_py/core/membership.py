@@ -47,6 +47,8 @@ from byteps_py.wire.control import (
     ControlMessage,
     Declare,
     Finished,
+    FormGroup,
+    GroupKnown,
     Heartbeat,
     HeartbeatReply,
     Left,
@@ -60,7 +62,8 @@ from byteps_py.wire.control import (
 __all__ = ["Action", "Log", "Membership", "Send", "State", "Stop"]
 
 _OF_ANYONE: Final = (Register, ChildEnded, Vouch)
-_SENDERS: Final = {Declare: Role.WORKER, Barrier: Role.WORKER, Notice: Role.SERVER}
+_OF_WORKERS: Final = (Declare, FormGroup, Barrier)
+_SENDERS: Final = dict.fromkeys(_OF_WORKERS, Role.WORKER) | {GroupKnown: Role.SERVER, Notice: Role.SERVER}
 
 
 class State(enum.Enum):
@@ -245,8 +248,9 @@ class Membership:
             objection = f"{member.describe()} is too late: the job is complete and runs already"
         return [self._running.welcome(peer)] if objection is None else self._strangers.refuse(member, objection)
 
-    def _declare(self, now: float, peer: bytes, message: Declare) -> list[Action]:
-        return self._running.declare(peer, message)
+    def _ask(self, now: float, peer: bytes, message: Declare | FormGroup | GroupKnown) -> list[Action]:
+        job = self._running
+        return job.declare(peer, message) if isinstance(message, Declare) else job.group(peer, message)
 
     def _barrier(self, now: float, peer: bytes, message: Barrier) -> list[Action]:
         return self._running.barrier(now, peer, message.number) + self._check_barrier()
@@ -324,7 +328,7 @@ class Membership:
         member = self._roster.get(peer)
         if member is not None and member.register.role is not _SENDERS.get(type(message), member.register.role):
             return False
-        return not (isinstance(message, Declare | Barrier) and self._has_left(peer))
+        return not (isinstance(message, _OF_WORKERS) and self._has_left(peer))
 
     def _note_life(self, now: float, peer: bytes) -> list[Action]:
         """Note a sign of life of a member."""
@@ -379,7 +383,7 @@ class Membership:
         State.RUNNING: {
             Register: _late,
             Heartbeat: _heartbeat,
-            Declare: _declare,
+            **dict.fromkeys((Declare, FormGroup, GroupKnown), _ask),
             Barrier: _barrier,
             Bye: _leave,
             Notice: _notice,
@@ -388,10 +392,7 @@ class Membership:
         },
         State.ENDING: {
             Register: _after_end,
-            Heartbeat: _say_end,
-            Declare: _say_end,
-            Barrier: _say_end,
-            Bye: _say_end,
+            **dict.fromkeys((Heartbeat, *_OF_WORKERS, GroupKnown, Bye), _say_end),
             ChildEnded: _child_ended,
             Vouch: _vouch,
         },

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from byteps_py.core.aggregation import Action, Aggregation, Sum
 from byteps_py.core.key_state import KeyState, Phase
+from byteps_py.core.members import Members, MemberTable, members_of
 from byteps_py.core.rejections import Terms
 from byteps_py.types import Operation, Participant
 
@@ -34,8 +35,8 @@ class NodeSums(Aggregation):
 
     def __init__(self, participants: Sequence[Participant], node: int) -> None:
         super().__init__(participants)
-        self._members = [each.rank for each in participants if each.node == node]
-        self._everyone = sum(1 << rank for rank in self._members)
+        self._givers = [each.rank for each in participants if each.node == node]
+        self.members = MemberTable(participants, members_of(participants, self._givers))
 
     def terms(self, key: int) -> Terms:
         """What the contributions to the open round of a known key agree on, if there are any."""
@@ -54,12 +55,15 @@ class NodeSums(Aggregation):
         bit = 1 << rank
         return any(each.arrived & bit and each.phase is not Phase.REJECTED for each in self._keys.values())
 
+    def _may_be_root(self, members: Members, rank: int) -> bool:
+        return 0 <= rank < self._size  # of whichever node
+
     def _complete(self, key: int, state: KeyState) -> list[Action]:
         state.last = None
         dtype, operation, root, _, _, count = state.terms
-        givers = self._members
+        givers = self._givers
         if operation is Operation.BROADCAST:
-            givers = [rank for rank in self._members if rank == root]
+            givers = [rank for rank in givers if rank == root]
         sources = tuple([state.payloads[rank] for rank in givers if state.payloads[rank] is not None])
         groups = (len(sources),) if sources else ()
         state.phase = Phase.SUMMING

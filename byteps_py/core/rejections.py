@@ -6,6 +6,7 @@ in front.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from byteps_py.types import DType, Operation
@@ -18,8 +19,10 @@ __all__ = [
     "departure",
     "disagreement",
     "gone",
+    "outsider",
     "stranger",
     "uncounted",
+    "unknown_group",
     "unknown_root",
 ]
 
@@ -49,9 +52,9 @@ def both_ways(round: int, rank: int, speaker: int | None, other: int) -> str:
     return f"in round {round}, {text}; {_SAME_WAY}"
 
 
-def unknown_root(rank: int, terms: Terms, size: int) -> str:
-    """A BROADCAST comes from nobody."""
-    return f"{_side(rank, terms, terms)}, but the job has only the workers 0 to {size - 1}"
+def unknown_root(rank: int, terms: Terms, ranks: Sequence[int]) -> str:
+    """A BROADCAST comes from nobody of those who contribute."""
+    return f"{_side(rank, terms, terms)}, but contributions come from {_workers(ranks)}"
 
 
 def departure(rank: int, round: int) -> str:
@@ -94,6 +97,27 @@ def uncounted(rank: int, round: int) -> str:
 def stranger(rank: int, size: int) -> str:
     """A rank that the job does not have."""
     return f"worker {rank} is not in this job, which has the workers 0 to {size - 1}"
+
+
+def outsider(rank: int, ranks: Sequence[int]) -> str:
+    """A worker pushes what is not its own affair."""
+    return (
+        f"worker {rank} is not one of those who contribute, {_workers(ranks)}: a tensor of a group is pushed by the "
+        "members of the group only"
+    )
+
+
+def unknown_group(rank: int, group: int) -> str:
+    """A key of a group that nobody has formed."""
+    return f"worker {rank} pushes a tensor of group {group}, which is not known here: form_group() gives out the groups"
+
+
+def _workers(ranks: Sequence[int]) -> str:
+    """``workers 0 to 3``, or ``workers 0, 2``."""
+    first, last = ranks[0], ranks[-1]
+    if len(ranks) > 1 and last - first == len(ranks) - 1:
+        return f"workers {first} to {last}"
+    return f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _side(rank: int, terms: Terms, others: Terms) -> str:

@@ -1,7 +1,7 @@
 """Declared tensors: their ids, their partitions, and which server sums which partition.
 
-A name is the identity of a tensor.  Whoever declares it first fixes its dtype and shape; a worker that declares it
-differently puts the name *in conflict*, and there it stays, because the workers' programs disagree.
+A name is the identity of a tensor.  Whoever declares it first fixes its dtype, shape and group; a worker that declares
+it differently puts the name *in conflict*, and there it stays, because the workers' programs disagree.
 
 Placement is by size.  The new partitions of one batch are placed largest first, each on the least loaded server, so
 the busiest server exceeds an even share by less than one partition; later batches go on from the loads so far.
@@ -13,11 +13,11 @@ A placement never changes.  Equal calls in equal order give equal tables: there 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from byteps_py.types import Partition, TensorSpec, make_key
+from byteps_py.types import GROUP_TENSORS, Partition, TensorSpec, make_key, make_tensor_id
 from byteps_py.wire.control import Conflict, Placement
 
 __all__ = ["MAX_PARTITIONS", "TensorTable"]
@@ -62,6 +62,7 @@ class TensorTable:
         self._partition_bytes = partition_bytes
         self._loads: list[tuple[int, int]] = [(0, server) for server in range(num_servers)]  # a heap
         self._entries: dict[str, _Entry] = {}
+        self._counts: dict[int, int] = {}  # of the tensors of each group
         self._conflicts: dict[str, Conflict] = {}
 
     def declare(self, rank: int, specs: Sequence[TensorSpec]) -> tuple[tuple[Placement, ...], tuple[Conflict, ...]]:
@@ -84,7 +85,7 @@ class TensorTable:
             problem = self._conflicts.get(spec.name) or self._disagreement(rank, spec, new)
             if problem is None:
                 budget -= self._partition_count(spec)
-                problem = self._too_large(rank, spec) if budget < 0 else None
+                problem = self._too_large(rank, spec) if budget < 0 else self._too_many(spec, new)
             if problem is not None:
                 conflicts[spec.name] = self._conflicts.setdefault(spec.name, problem)
                 new.pop(spec.name, None)
@@ -98,12 +99,13 @@ class TensorTable:
         """The conflict of ``spec`` with an earlier declaration; ``new`` are those of the same batch."""
         entry = self._entries.get(spec.name)
         first, first_rank = (entry.spec, entry.rank) if entry else (new.get(spec.name, spec), rank)
-        if (first.dtype, first.shape) == (spec.dtype, spec.shape):
+        if first == spec:
             return None
         text = (
             f"tensor {first.name!r} is {first.describe()} on worker {first_rank} "
             f"but {spec.describe()} on worker {rank}: "
-            "a name must have one dtype and one shape on all workers; make the programs agree, or use two names"
+            "a name must have one dtype, one shape and one group on all workers; make the programs agree, or use two "
+            "names"
         )
         return Conflict(spec.name, text)
 
@@ -112,6 +114,22 @@ class TensorTable:
             f"tensor {spec.name!r} is {spec.describe()} on worker {rank}, {self._partition_count(spec)} partitions of "
             f"BYTEPS_PARTITION_BYTES={self._partition_bytes}: one batch of declarations may have {MAX_PARTITIONS}; "
             "raise BYTEPS_PARTITION_BYTES on all workers"
+        )
+        return Conflict(spec.name, text)
+
+    def _too_many(self, spec: TensorSpec, new: Mapping[str, TensorSpec]) -> Conflict | None:
+        """The conflict of a tensor for whose id its group has no number left; ``new`` as in :meth:`_disagreement`."""
+        if not spec.group or spec.name in self._entries:
+            return None
+        count = self._counts.get(spec.group, 0)
+        if (
+            count + len(new) < GROUP_TENSORS
+            or count + sum(each.group == spec.group for each in new.values()) < GROUP_TENSORS
+        ):
+            return None
+        text = (
+            f"tensor {spec.name!r} is {spec.describe()}, which has {GROUP_TENSORS} tensors already, the most that a "
+            "group can have: use names again"
         )
         return Conflict(spec.name, text)
 
@@ -135,10 +153,15 @@ class TensorTable:
             yield Partition(make_key(tensor_id, index), offset, end - offset, server=0)
             offset = end
 
+    def _next_id(self, spec: TensorSpec) -> int:
+        number = self._counts.get(spec.group, 0)
+        self._counts[spec.group] = number + 1
+        return make_tensor_id(spec.group, number)
+
     def _place(self, rank: int, specs: Sequence[TensorSpec]) -> None:
         """Give each tensor of ``specs`` an id, and each of their partitions a server: the largest first."""
-        first_id = len(self._entries)
-        pieces = [list(self._pieces(first_id + index, spec)) for index, spec in enumerate(specs)]
+        ids = [self._next_id(spec) for spec in specs]
+        pieces = [list(self._pieces(each, spec)) for each, spec in zip(ids, specs, strict=True)]
         by_size = sorted(
             (-piece.count * spec.dtype.itemsize, tensor, index)
             for tensor, spec in enumerate(specs)
@@ -150,5 +173,5 @@ class TensorTable:
             heapq.heapreplace(self._loads, (load - negative_bytes + _PARTITION_COST, server))
             pieces[tensor][index] = Partition(piece.key, piece.offset, piece.count, server)
         for index, spec in enumerate(specs):
-            placement = Placement(spec.name, first_id + index, tuple(pieces[index]))
+            placement = Placement(spec.name, ids[index], tuple(pieces[index]))
             self._entries[spec.name] = _Entry(rank, spec, placement)

@@ -212,7 +212,7 @@ class Calls:
                 if tensor is None or tensor.placement is not None:
                     continue
                 node = self.exchange.node
-                tensor.place(placement if node is None else node.route(placement, tensor.spec.nbytes))
+                tensor.place(placement if node is None else node.route(placement, tensor.spec))
                 waiting, tensor.waiting = tensor.waiting, []
                 for operation in waiting:
                     self._begin(now, operation)

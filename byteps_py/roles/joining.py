@@ -37,6 +37,7 @@ from byteps_py.telemetry import logs
 from byteps_py.telemetry.metrics import SpeedRecord
 from byteps_py.telemetry.recorder import Member, Recorder, prepare
 from byteps_py.telemetry.stages import Stages
+from byteps_py.torchrun import worker_variables
 from byteps_py.transport.host import HostEndpoint
 from byteps_py.types import Operation, Role, TensorSpec
 
@@ -53,6 +54,8 @@ class AnyWorker(Protocol):
     speed: SpeedRecord
 
     def declare(self, specs: Sequence[TensorSpec]) -> None: ...
+
+    def form_group(self, ranks: tuple[int, ...]) -> int: ...
 
     def submit(
         self,
@@ -94,10 +97,13 @@ class Joined(NamedTuple):
 def join() -> Joined:
     """Join the job that the environment describes; blocks until it is complete.
 
+    What a launcher of another kind has said in its own words is added to the environment.
+
     Raises:
         SettingsError: with every variable that is missing or wrong, or that does not agree with another process.
         JobRefused, JobAborted, TransportError: the job cannot be joined; the message says why.
     """
+    environment().update(worker_variables(environment()))
     role = read_role()
     if role in (Role.SERVER, Role.SCHEDULER):
         raise SettingsError(

@@ -37,6 +37,11 @@ class LocalWorker:
                 check_spec(each)
             check_unchanged(self._specs.setdefault(each.name, each), each)
 
+    def form_group(self, ranks: tuple[int, ...]) -> int:
+        """There is one group, of this worker."""
+        del ranks
+        return 0
+
     def submit(
         self,
         spec: TensorSpec,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from byteps_py.errors import RemoteProtocolError
 from byteps_py.roles.envelope import is_bundle, open_bundle
 from byteps_py.transport.base import Buffer, Endpoint, Message
-from byteps_py.types import split_key
+from byteps_py.types import GROUP_TENSORS, group_of, split_key
 from byteps_py.wire.control import decode_control
 from byteps_py.wire.header import MAGIC, Opcode, decode
 
@@ -38,7 +38,9 @@ def describe(frames: Sequence[Buffer]) -> str:
     except (RemoteProtocolError, IndexError):
         return f"an unreadable message, {size} bytes"
     tensor_id, index = split_key(header.key)
-    return f"{header.opcode.name} of tensor {tensor_id}, partition {index}, round {header.round}, {header.length} bytes"
+    group = group_of(header.key)
+    tensor = f"{tensor_id % GROUP_TENSORS} of group {group}" if group else str(tensor_id)
+    return f"{header.opcode.name} of tensor {tensor}, partition {index}, round {header.round}, {header.length} bytes"
 
 
 class _LoggingEndpoint:

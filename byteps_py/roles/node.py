@@ -25,6 +25,7 @@ from byteps_py.roles.reducer import Reducer
 from byteps_py.roles.tensors import Tensor
 from byteps_py.roles.upstream import Upstream
 from byteps_py.transport.base import Buffer, Endpoint
+from byteps_py.types import TensorSpec
 from byteps_py.wire.control import Placement, Welcome
 from byteps_py.wire.header import RANK_ENTRY, Flag, Header, Opcode, encode
 
@@ -63,9 +64,12 @@ class Node:
         self._ask_due = 0.0
         self._leaves = False
 
-    def route(self, placement: Placement, nbytes: int) -> Placement:
-        """See :meth:`byteps_py.roles.neighbours.Neighbours.route`; a tensor was placed."""
-        routed = self._neighbours.route(placement, nbytes)
+    def route(self, placement: Placement, spec: TensorSpec) -> Placement:
+        """See :meth:`byteps_py.roles.neighbours.Neighbours.route`; a tensor was placed.  One of a group of workers goes
+        to its servers directly: who of the node is in the group is not worth a machine of its own."""
+        if spec.group:
+            return placement
+        routed = self._neighbours.route(placement, spec.nbytes)
         for partition, way in zip(placement.partitions, routed.partitions, strict=True):
             if way.server != partition.server:
                 self._servers[partition.key] = partition.server

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from byteps_py.errors import TransportTimeout
+from byteps_py.errors import MembershipError, TransportTimeout
+from byteps_py.roles.groups import Formed
 from byteps_py.roles.member import SchedulerLink
 from byteps_py.roles.pending import Signal
 from byteps_py.roles.tensors import Tensor
-from byteps_py.wire.control import Barrier, Declare
+from byteps_py.wire.control import Barrier, Declare, FormGroup, GroupFormed
 
 __all__ = ["Requests"]
 
@@ -24,13 +25,14 @@ _log = logging.getLogger("byteps_py.worker")
 REPEAT_SECONDS: Final = 5.0
 FIRST_REPORT_SECONDS: Final = 10.0
 REPORT_SECONDS: Final = 60.0
+_RANKS_IN_MESSAGES: Final = 8
 
 
 @dataclass
 class _Question:
     """One question: what it is about, since when it is open, and when it is repeated and talked about next."""
 
-    message: Declare | Barrier
+    message: Declare | FormGroup | Barrier
     text: str
     since: float
     repeat_due: float
@@ -38,7 +40,7 @@ class _Question:
 
 
 class Requests:
-    """Declarations and barriers that are not answered yet.
+    """Declarations, groups and barriers that are not answered yet.
 
     Args:
         link: the way to the scheduler.
@@ -48,10 +50,11 @@ class Requests:
     def __init__(self, link: SchedulerLink, limit: float) -> None:
         self._link = link
         self._limit = limit
-        self._last_declare = 0
+        self._last_declare = self._last_group = 0
         self._questions: dict[tuple[str, int], _Question] = {}
         self._tensors: dict[int, list[Tensor]] = {}
         self._signals: dict[int, Signal] = {}
+        self._groups: dict[int, Formed] = {}
 
     @property
     def declaring(self) -> bool:
@@ -65,6 +68,26 @@ class Requests:
         message = Declare(self._last_declare, tuple(each.spec for each in tensors))
         more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
         self._ask(now, ("declare", self._last_declare), message, f"for the placement of {tensors[0].spec.name!r}{more}")
+
+    def form(self, now: float, ranks: tuple[int, ...], signal: Formed) -> None:
+        """Ask for the group of the workers ``ranks``, rising; ``signal`` is set when all servers know it."""
+        self._last_group += 1
+        self._groups[self._last_group] = signal
+        shown = ", ".join(map(str, ranks[:_RANKS_IN_MESSAGES])) + (" ..." if len(ranks) > _RANKS_IN_MESSAGES else "")
+        text = f"until all servers know the group of workers {shown}"
+        self._ask(now, ("group", self._last_group), FormGroup(self._last_group, ranks), text)
+
+    def formed(self, message: GroupFormed) -> None:
+        """A group is known to all servers, or cannot be."""
+        self._questions.pop(("group", message.request), None)
+        signal = self._groups.pop(message.request, None)
+        if signal is None:
+            return
+        if message.group:
+            signal.group = message.group
+            signal.complete()
+        else:
+            signal.fail(MembershipError(message.problem))
 
     def reach(self, now: float, number: int, signal: Signal) -> None:
         """Say that this worker is at barrier ``number``; ``signal`` is set when all are."""
@@ -114,10 +137,10 @@ class Requests:
 
     def fail(self, error: BaseException) -> None:
         """Nobody will answer any more."""
-        for signal in self._signals.values():
+        for signal in (*self._signals.values(), *self._groups.values()):
             signal.fail(error)
 
-    def _ask(self, now: float, key: tuple[str, int], message: Declare | Barrier, text: str) -> None:
+    def _ask(self, now: float, key: tuple[str, int], message: Declare | FormGroup | Barrier, text: str) -> None:
         # Once at least before the limit, so that the answer to a barrier is known by then.
         repeat_due = now + min(REPEAT_SECONDS, self._limit / 2 or REPEAT_SECONDS)
         self._questions[key] = _Question(message, text, now, repeat_due, now + FIRST_REPORT_SECONDS)

@@ -24,8 +24,9 @@ from byteps_py.roles.member import worker_identity
 from byteps_py.roles.results import Results
 from byteps_py.telemetry.stages import Held, Stages, server_stages
 from byteps_py.transport.base import Endpoint, Message
+from byteps_py.types import group_of
 from byteps_py.wire.control import Welcome
-from byteps_py.wire.header import MAX_ENTRIES, RANK_ENTRY, Header, Opcode
+from byteps_py.wire.header import MAX_ENTRIES, RANK_ENTRY, Flag, Header, Opcode
 
 __all__ = ["Rounds"]
 
@@ -104,6 +105,10 @@ class Rounds:
         self._check_sender(header, message.peer)
         self._finish()
         if header.opcode is Opcode.PUSH:
+            if header.flags & Flag.PARTIAL and group_of(header.key):
+                raise RemoteProtocolError(
+                    "the sum of a node for a tensor of a group, to which each member pushes by itself"
+                )
             if header.detail > self._mates[header.sender]:
                 raise RemoteProtocolError(f"{header.detail} contributions of a node of {self._mates[header.sender]}")
             if message.intact():
@@ -120,6 +125,10 @@ class Rounds:
             self._lacking.note(header.sender, header.key, header.round, ranks)
         else:
             raise RemoteProtocolError(f"a worker must not send {header.opcode.name}")
+
+    def form(self, group: int, ranks: Sequence[int]) -> None:
+        """Keys of ``group`` are those of the workers ``ranks``; see :meth:`byteps_py.core.members.MemberTable.form`."""
+        self._aggregation.members.form(group, ranks)
 
     def left(self, rank: int) -> None:
         """A worker has left in order."""
@@ -153,7 +162,10 @@ class Rounds:
         if isinstance(actions[0], Accept):
             if self._held is not None:
                 stands_for = self._mates[contribution.participant] if contribution.partial else 1
-                self._held.arrived(contribution.key, contribution.round, contribution.participant, arrived, stands_for)
+                key, rank = contribution.key, contribution.participant
+                members = self._aggregation.members.of(key)
+                assert members is not None  # or it would not have been accepted
+                self._held.arrived(key, contribution.round, rank, arrived, stands_for, members.size)
             if bundle is not None:
                 bundle.apart.append((contribution.key, contribution.round))
                 actions = actions[1:]

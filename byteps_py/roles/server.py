@@ -36,6 +36,8 @@ from byteps_py.wire.control import (
     Bye,
     ControlMessage,
     Finished,
+    Group,
+    GroupKnown,
     Left,
     Notice,
     Refused,
@@ -256,10 +258,24 @@ class Server:
         elif isinstance(message, Left):
             if self._rounds is not None:
                 self._rounds.left(message.rank)
+        elif isinstance(message, Group):
+            self._form(message)
         elif isinstance(message, Finished):
             self._finished = True
         else:
             self._complaints.add(SCHEDULER, f"an unexpected {type(message).__name__}")
+
+    def _form(self, message: Group) -> None:
+        """Confirm a group when it is known here; before the word of the complete job nothing can be, and the scheduler
+        is asked again."""
+        if self._rounds is None:
+            return
+        try:
+            self._rounds.form(message.group, message.ranks)
+        except ValueError as error:
+            self._complaints.add(SCHEDULER, str(error))
+            return
+        self._link.send(GroupKnown(message.group))
 
     def _begin(self, welcome: Welcome) -> None:
         logs.relabel(f"server {welcome.rank}")

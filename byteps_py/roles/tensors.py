@@ -32,6 +32,8 @@ def check_spec(spec: TensorSpec) -> None:
     """
     if not isinstance(spec.name, str):
         raise UnsupportedError(f"a tensor's name must be a string, not {type(spec.name).__name__}")
+    if type(spec.group) is not int:
+        raise UnsupportedError(f"a tensor's group must be the id that form_group() gave, not {spec.group!r}")
     if any(type(each) is not int for each in spec.shape):
         raise UnsupportedError(f"a tensor's shape must be whole numbers, not {spec.shape}")
     problem = tensor_problem(spec)
@@ -40,7 +42,7 @@ def check_spec(spec: TensorSpec) -> None:
 
 
 def check_unchanged(known: TensorSpec, spec: TensorSpec) -> None:
-    """A name keeps its dtype and shape.
+    """A name keeps its dtype, shape and group.
 
     Raises:
         AgreementError: it does not.
@@ -98,7 +100,7 @@ class Tensor:
     def place(self, placement: Placement) -> None:
         """The scheduler has answered."""
         self.placement = placement
-        if len(placement.partitions) == 1 and 0 < self.spec.nbytes < LIGHT_BYTES:
+        if len(placement.partitions) == 1 and 0 < self.spec.nbytes < LIGHT_BYTES and not self.spec.group:
             self.light = placement.partitions[0]
         self.placed.complete()
 

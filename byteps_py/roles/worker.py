@@ -33,6 +33,7 @@ from byteps_py.roles.envelope import Complaints
 from byteps_py.roles.exchange import Exchange
 from byteps_py.roles.farewell import MILLISECONDS
 from byteps_py.roles.goodbye import Goodbye
+from byteps_py.roles.groups import Formed
 from byteps_py.roles.member import SCHEDULER, SchedulerLink, worker_registration
 from byteps_py.roles.neighbours import find_neighbours, may_have_neighbours
 from byteps_py.roles.pending import Signal
@@ -47,6 +48,7 @@ from byteps_py.wire.control import (
     Conflict,
     ControlMessage,
     Declared,
+    GroupFormed,
     Left,
     Waiting,
     Welcome,
@@ -124,6 +126,22 @@ class Worker:
         """
         for each in self._calls.declare(specs):
             each.placed.wait()
+
+    def form_group(self, ranks: tuple[int, ...]) -> int:
+        """Have the group of some workers formed, and wait until all servers know it; returns its id.
+
+        Args:
+            ranks: rising, this worker's among them, and not all.
+
+        Raises:
+            MembershipError: the job cannot have so many groups.
+            TransportTimeout: servers do not confirm it within ``BYTEPS_STALL_TIMEOUT``.
+            BytePSError: the job has ended.
+        """
+        signal = Formed()
+        self._post(lambda now: self._form(now, ranks, signal))
+        signal.wait()
+        return signal.group
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """See :meth:`byteps_py.session.Session.empty`."""
@@ -258,6 +276,13 @@ class Worker:
         assert self._requests is not None
         self._requests.reach(now, number, signal)
 
+    def _form(self, now: float, ranks: tuple[int, ...], signal: Formed) -> None:
+        if self._ended is not None:
+            signal.fail(self._ended)
+            return
+        assert self._requests is not None
+        self._requests.form(now, ranks, signal)
+
     def _receive_control(self, now: float, frames: Sequence[memoryview]) -> None:
         try:
             message = self._link.receive(now, frames)
@@ -276,6 +301,9 @@ class Worker:
             self._declared(now, message)
         elif isinstance(message, Conflict):
             self._calls.conflict(now, message)
+        elif isinstance(message, GroupFormed):
+            assert self._requests is not None
+            self._requests.formed(message)
         elif isinstance(message, BarrierDone):
             assert self._requests is not None
             self._requests.barrier_done(message.number)

@@ -153,13 +153,13 @@ class _Round:
     ``accepted`` has one bit for each rank that was told so.
     """
 
-    __slots__ = ("accepted", "arrived", "missing", "round", "total")
+    __slots__ = ("accepted", "arrived", "missing", "round", "size", "total")
 
-    def __init__(self, round: int, size: int) -> None:
+    def __init__(self, round: int, workers: int, size: int) -> None:
         self.round = round
-        self.arrived = [0.0] * size
+        self.arrived = [0.0] * workers
         self.accepted = 0
-        self.missing = size
+        self.missing = self.size = size
         self.total = 0.0
 
 
@@ -180,19 +180,26 @@ class Held:
         self._size = size
         self._rounds: dict[int, _Round] = {}
 
-    def arrived(self, key: int, round: int, rank: int, now: float, stands_for: int = 1) -> None:
-        """A contribution is here, which was not refused, for so many workers; a repetition changes nothing."""
+    def arrived(self, key: int, round: int, rank: int, now: float, stands_for: int = 1, size: int = 0) -> None:
+        """A contribution is here, which was not refused; a repetition changes nothing.
+
+        Args:
+            key, round, rank: what it is, and whose.
+            now: monotonic seconds.
+            stands_for: for how many workers it is.
+            size: how many contribute to the key; 0: all.
+        """
         current = self._rounds.get(key)
         if current is None or current.round < round:
-            current = self._rounds[key] = _Round(round, self._size)
+            current = self._rounds[key] = _Round(round, self._size, size or self._size)
         if current.round != round or current.arrived[rank] or not current.missing:
             return
         current.arrived[rank] = now
         current.total += stands_for * now
         current.missing -= stands_for
         if not current.missing:
-            self.wait.count += self._size
-            self.wait.seconds += max(0.0, self._size * now - current.total)
+            self.wait.count += current.size
+            self.wait.seconds += max(0.0, current.size * now - current.total)
 
     def accepted(self, key: int, round: int, rank: int, now: float) -> None:
         """A worker is about to be told that its contribution is here; only the first time counts, before the reply."""

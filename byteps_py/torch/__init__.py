@@ -28,7 +28,9 @@ from byteps_py.session import (
     stats,
     step,
 )
+from byteps_py.torch import rendezvous as _rendezvous
 from byteps_py.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from byteps_py.torch.bucket_hook import CommHookState, comm_hook
 from byteps_py.torch.compression import Compression, Compressor
 from byteps_py.torch.ops import (
     byteps_push_pull,
@@ -43,7 +45,10 @@ from byteps_py.torch.ops import (
 )
 from byteps_py.torch.optimizer import DistributedOptimizer, SynchronizedOptimizer
 
+_rendezvous.register()
+
 __all__ = [
+    "CommHookState",
     "Compression",
     "Compressor",
     "DistributedOptimizer",
@@ -53,6 +58,7 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "byteps_push_pull",
+    "comm_hook",
     "declare",
     "empty",
     "get_pushpull_speed",

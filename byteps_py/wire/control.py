@@ -6,14 +6,30 @@ whatever the bytes are, :func:`decode_control` gives a valid message or a Remote
 
 from __future__ import annotations
 
-from typing import Annotated, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 from byteps_py.errors import LocalProtocolError, RemoteProtocolError
-from byteps_py.types import Participant, Partition, Role, ServerInfo, TensorSpec, make_key
+from byteps_py.types import Participant, Role, ServerInfo
 from byteps_py.wire.checks import list_problem, local_rank_problem
-from byteps_py.wire.header import MAX_ELEMENTS, PROTOCOL_VERSION
+from byteps_py.wire.declarations import (
+    MAX_DIMENSIONS,
+    MAX_NAME,
+    Conflict,
+    Declare,
+    Declared,
+    FormGroup,
+    Group,
+    GroupFormed,
+    GroupKnown,
+    Placement,
+    placement_problem,
+    ranks_problem,
+    tensor_problem,
+)
+from byteps_py.wire.header import PROTOCOL_VERSION
+from byteps_py.wire.message import MAX_TEXT, ControlStruct, Natural, Positive, Text, Unsigned64
 
 __all__ = [
     "CONTROL_MAGIC",
@@ -31,6 +47,10 @@ __all__ = [
     "Declare",
     "Declared",
     "Finished",
+    "FormGroup",
+    "Group",
+    "GroupFormed",
+    "GroupKnown",
     "Heartbeat",
     "HeartbeatReply",
     "Left",
@@ -52,18 +72,6 @@ CONTROL_MAGIC: Final = b"BPSc"
 MAX_CONTROL_BYTES: Final = 64 * 1024 * 1024
 """Longest control frame that is read; a Declare of a hundred thousand tensors stays far below."""
 
-MAX_NAME: Final = 4096
-"""Longest tensor name, in characters."""
-MAX_DIMENSIONS: Final = 64
-"""Most dimensions of a tensor: NumPy's own limit."""
-
-Unsigned64 = Annotated[int, msgspec.Meta(ge=0)]
-"""msgpack itself ends at 2**64 - 1, and msgspec takes no bound above int64."""
-Natural = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
-_MAX_TEXT: Final = 4096
-Text = Annotated[str, msgspec.Meta(max_length=_MAX_TEXT)]
-
 
 class ProcessInfo(msgspec.Struct, frozen=True):
     """Which process on which machine: enough to prove, on the same host, that it is gone.
@@ -81,11 +89,7 @@ class ProcessInfo(msgspec.Struct, frozen=True):
     started: Unsigned64
 
 
-class _Message(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
-    pass
-
-
-class Register(_Message, frozen=True, tag="register"):
+class Register(ControlStruct, frozen=True, tag="register"):
     """A process asks to be in the job.
 
     ``worker_id`` is None where ``DMLC_WORKER_ID`` is not set; ``launch_id`` is equal for the processes that one
@@ -110,14 +114,14 @@ class Register(_Message, frozen=True, tag="register"):
     local_reduce: Text = ""
 
 
-class Refused(_Message, frozen=True, tag="refused", omit_defaults=True):
+class Refused(ControlStruct, frozen=True, tag="refused", omit_defaults=True):
     """The answer to a Register that cannot be granted; ``settings``: because of settings that do not agree."""
 
     reason: Text
     settings: bool = False
 
 
-class Waiting(_Message, frozen=True, tag="waiting", omit_defaults=True):
+class Waiting(ControlStruct, frozen=True, tag="waiting", omit_defaults=True):
     """Who is missing: said to everyone now and then before the job is complete, with ``barrier`` 0, in a sentence.
 
     Later it is the answer to a worker that says again that it is at ``barrier``: the names alone.
@@ -127,14 +131,14 @@ class Waiting(_Message, frozen=True, tag="waiting", omit_defaults=True):
     barrier: Natural = 0
 
 
-class Notice(_Message, frozen=True, tag="notice"):
+class Notice(ControlStruct, frozen=True, tag="notice"):
     """What users should know although the job goes on: of a member, as words that follow its name; the scheduler passes
     that on to the workers as a sentence."""
 
     text: Text
 
 
-class Welcome(_Message, frozen=True, tag="welcome"):
+class Welcome(ControlStruct, frozen=True, tag="welcome"):
     """The job is complete: who is in it, and which of them you are.
 
     ``job`` is the nonce that every data header must carry, ``rank`` the receiver's within its role.
@@ -147,60 +151,31 @@ class Welcome(_Message, frozen=True, tag="welcome"):
     servers: tuple[ServerInfo, ...]
 
 
-class Declare(_Message, frozen=True, tag="declare"):
-    """A worker names tensors; ``request`` is echoed in the answer. Repeating it is harmless."""
-
-    request: Natural
-    tensors: tuple[TensorSpec, ...]
-
-
-class Placement(msgspec.Struct, frozen=True, array_like=True):
-    """Id and partitions of one declared tensor."""
-
-    name: str
-    tensor_id: Natural
-    partitions: tuple[Partition, ...]
-
-
-class Declared(_Message, frozen=True, tag="declared"):
-    """Placements of the tensors of one Declare, in its order, without those in conflict."""
-
-    request: Natural
-    placements: tuple[Placement, ...]
-
-
-class Conflict(_Message, frozen=True, tag="conflict"):
-    """Workers declared one name differently; sent to every worker. ``text`` names both sides with their values."""
-
-    name: Text
-    text: Text
-
-
-class Barrier(_Message, frozen=True, tag="barrier"):
+class Barrier(ControlStruct, frozen=True, tag="barrier"):
     """A worker reached its ``number``-th barrier (from 1). Repeating it is harmless."""
 
     number: Positive
 
 
-class BarrierDone(_Message, frozen=True, tag="barrier-done"):
+class BarrierDone(ControlStruct, frozen=True, tag="barrier-done"):
     """All participants reached barrier ``number``."""
 
     number: Positive
 
 
-class Heartbeat(_Message, frozen=True, tag="heartbeat", omit_defaults=True):
+class Heartbeat(ControlStruct, frozen=True, tag="heartbeat", omit_defaults=True):
     """A sign of life to the scheduler; ``job`` is the nonce of the Welcome, 0 before that."""
 
     job: Unsigned64 = 0
 
 
-class HeartbeatReply(_Message, frozen=True, tag="heartbeat-reply"):
+class HeartbeatReply(ControlStruct, frozen=True, tag="heartbeat-reply"):
     """The scheduler's sign of life, with what a member on the same host needs to prove that it is gone."""
 
     scheduler: ProcessInfo
 
 
-class Bye(_Message, frozen=True, tag="bye", omit_defaults=True):
+class Bye(ControlStruct, frozen=True, tag="bye", omit_defaults=True):
     """A member leaves: a worker in order, or anyone because it dies. Repeating it is harmless.
 
     ``reason`` is what it dies of, as words that follow its name (``failed: ValueError: ...``); empty: in order.
@@ -209,13 +184,13 @@ class Bye(_Message, frozen=True, tag="bye", omit_defaults=True):
     reason: Text = ""
 
 
-class Left(_Message, frozen=True, tag="left"):
+class Left(ControlStruct, frozen=True, tag="left"):
     """Worker ``rank`` left in order; no round that lacks its contribution can complete any more."""
 
     rank: Natural
 
 
-class ChildEnded(_Message, frozen=True, tag="child-ended"):
+class ChildEnded(ControlStruct, frozen=True, tag="child-ended"):
     """A process that a launcher started has ended: the proof that it is gone. ``status`` is -N for signal N.
 
     The process may be a shell that started the worker proper, so a worker's place in the launch is told too:
@@ -240,7 +215,7 @@ class Child(msgspec.Struct, frozen=True, array_like=True):
     process: ProcessInfo
 
 
-class Vouch(_Message, frozen=True, tag="vouch"):
+class Vouch(ControlStruct, frozen=True, tag="vouch"):
     """A launcher says that these workers live, whether they have called ``init()`` yet or not.
 
     Repeated, until the answer (:class:`Vouched`) lists nobody.
@@ -253,7 +228,7 @@ class Vouch(_Message, frozen=True, tag="vouch"):
     children: tuple[Child, ...]
 
 
-class Vouched(_Message, frozen=True, tag="vouched"):
+class Vouched(ControlStruct, frozen=True, tag="vouched"):
     """The answer to a Vouch: the local ranks among those named that have not joined, and those that have.
 
     Nobody is missing when the job needs no more members. An answer says whom it is about, since the next Vouch may
@@ -264,14 +239,14 @@ class Vouched(_Message, frozen=True, tag="vouched"):
     joined: tuple[Natural, ...] = ()
 
 
-class Abort(_Message, frozen=True, tag="abort", omit_defaults=True):
+class Abort(ControlStruct, frozen=True, tag="abort", omit_defaults=True):
     """The job is over before its time; ``reason`` names the cause, ``settings`` as in Refused. Sent to everyone."""
 
     reason: Text
     settings: bool = False
 
 
-class Finished(_Message, frozen=True, tag="finished"):
+class Finished(ControlStruct, frozen=True, tag="finished"):
     """Every participant said goodbye: servers exit with status 0."""
 
 
@@ -284,6 +259,10 @@ ControlMessage: TypeAlias = (
     | Declare
     | Declared
     | Conflict
+    | FormGroup
+    | Group
+    | GroupKnown
+    | GroupFormed
     | Barrier
     | BarrierDone
     | Heartbeat
@@ -343,34 +322,20 @@ def decode_control(frame: bytes | bytearray | memoryview) -> ControlMessage:
     return message
 
 
-def tensor_problem(spec: TensorSpec) -> str | None:
-    """Why no such tensor can be declared; None if it can."""
-    if not 1 <= len(spec.name) <= MAX_NAME:
-        return f"a tensor name must have 1 to {MAX_NAME} characters, not {len(spec.name)}"
-    if any("\ud800" <= each <= "\udfff" for each in spec.name):
-        return f"the tensor name {spec.name!r} cannot be written in UTF-8"
-    if len(spec.shape) > MAX_DIMENSIONS:
-        return f"tensor {spec.name!r} has {len(spec.shape)} dimensions, more than {MAX_DIMENSIONS}"
-    elements = 1
-    for extent in spec.shape:
-        elements *= max(1, extent)  # NumPy, too, refuses a shape whose other dimensions are too large
-        if extent < 0 or elements > MAX_ELEMENTS:
-            return f"tensor {spec.name!r} cannot have the shape {spec.shape}"
-    return None
-
-
 def _readable(message: ControlMessage) -> ControlMessage:
     """A text for people must not fail to arrive because it is long or quotes bytes that are no UTF-8."""
     if isinstance(message, (Refused, Abort, Bye)):
         return msgspec.structs.replace(message, reason=_cut(message.reason))
     if isinstance(message, (Waiting, Notice, Conflict)):
         return msgspec.structs.replace(message, text=_cut(message.text))
+    if isinstance(message, GroupFormed):
+        return msgspec.structs.replace(message, problem=_cut(message.problem))
     return message
 
 
 def _cut(text: str) -> str:
     text = text.encode("utf-8", "replace").decode("utf-8")
-    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
 
 
 def _problem(message: ControlMessage) -> str | None:
@@ -378,23 +343,11 @@ def _problem(message: ControlMessage) -> str | None:
     if isinstance(message, Declare):
         return next((problem for spec in message.tensors if (problem := tensor_problem(spec))), None)
     if isinstance(message, Declared):
-        return next((problem for each in message.placements if (problem := _placement_problem(each))), None)
+        return next((problem for each in message.placements if (problem := placement_problem(each))), None)
+    if isinstance(message, (FormGroup, Group)):
+        return ranks_problem(message.ranks)
     if isinstance(message, Welcome):
         return list_problem("participant", message.participants) or list_problem("server", message.servers)
     if isinstance(message, Vouch):
         return local_rank_problem(message.local_size, [child.local_rank for child in message.children])
     return None
-
-
-def _placement_problem(placement: Placement) -> str | None:
-    """The partitions of a tensor must follow one another without a gap."""
-    if not placement.partitions:
-        return f"tensor {placement.name!r} has no partition"
-    offset = 0
-    for index, each in enumerate(placement.partitions):
-        if each.key != make_key(placement.tensor_id, index):
-            return f"partition {index} of tensor {placement.name!r} has the key {each.key:#x}"
-        if each.offset != offset or each.count < 0 or each.server < 0:
-            return f"partition {index} of tensor {placement.name!r} cannot be {each}"
-        offset += each.count
-    return None if offset <= MAX_ELEMENTS else f"tensor {placement.name!r} has {offset} elements"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from byteps_py.errors import LocalProtocolError, RemoteProtocolError
 from byteps_py.roles.envelope import open_bundle
-from byteps_py.types import DType, Operation, Participant, Partition, Role, ServerInfo, TensorSpec, make_key
+from byteps_py.types import MAX_GROUP, DType, Operation, Participant, Partition, Role, ServerInfo, TensorSpec, make_key
 from byteps_py.wire import control
 from byteps_py.wire.bundle import ENTRY_SIZE
 from byteps_py.wire.control import ControlMessage, decode_control, encode_control
@@ -93,13 +93,15 @@ def headers(draw: st.DrawFn) -> Header:
 
 
 processes = st.builds(control.ProcessInfo, host=text, host_id=text, pid=natural, started=u64)
+groups = st.integers(0, MAX_GROUP)
+ranks = st.lists(natural, min_size=1, max_size=5, unique=True).map(lambda each: tuple(sorted(each)))
 shapes = st.lists(st.integers(0, 50), max_size=5).map(tuple)
-specs = st.builds(TensorSpec, name=name, dtype=st.sampled_from(DType), shape=shapes)
+specs = st.builds(TensorSpec, name=name, dtype=st.sampled_from(DType), shape=shapes, group=groups)
 
 
 @st.composite
 def placements(draw: st.DrawFn) -> control.Placement:
-    tensor_id = draw(natural)
+    tensor_id = draw(u32)
     partitions, offset = [], 0
     for index, count in enumerate(draw(st.lists(st.integers(0, 2**40), min_size=1, max_size=4))):
         partitions.append(Partition(make_key(tensor_id, index), offset, count, draw(u16)))
@@ -151,6 +153,10 @@ messages: st.SearchStrategy[Any] = st.one_of(
     st.builds(control.Declare, request=natural, tensors=st.lists(specs, max_size=3).map(tuple)),
     st.builds(control.Declared, request=natural, placements=st.lists(placements(), max_size=3).map(tuple)),
     st.builds(control.Conflict, name=text, text=text),
+    st.builds(control.FormGroup, request=natural, ranks=ranks),
+    st.builds(control.Group, group=groups.filter(bool), ranks=ranks),
+    st.builds(control.GroupKnown, group=groups.filter(bool)),
+    st.builds(control.GroupFormed, request=natural, group=groups, problem=text),
     st.builds(control.Barrier, number=positive),
     st.builds(control.BarrierDone, number=positive),
     st.builds(control.HeartbeatReply, scheduler=processes),

@@ -17,7 +17,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("variables",),
     ("record_settings", "network_settings"),
     ("completion",),
-    ("settings",),
+    ("settings", "torchrun"),
     ("known_names",),
     ("ports",),
     ("wire",),

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import struct
 
-from byteps_py.types import DType, Operation, Participant, Partition, Role, ServerInfo, TensorSpec, make_key
+from byteps_py.types import (
+    DType,
+    Operation,
+    Participant,
+    Partition,
+    Role,
+    ServerInfo,
+    TensorSpec,
+    make_key,
+    make_tensor_id,
+)
 from byteps_py.wire import control
 from byteps_py.wire.control import ControlMessage
 from byteps_py.wire.header import Flag, Header, Opcode
@@ -208,16 +218,20 @@ CONTROL: dict[str, ControlMessage] = {
     ),
     "declare": control.Declare(
         request=1,
-        tensors=(TensorSpec("Gradient.weight", DType.FLOAT16, (3, 4)), TensorSpec("scalar", DType.INT64, ())),
+        tensors=(TensorSpec("Gradient.weight", DType.FLOAT16, (3, 4)), TensorSpec("scalar", DType.INT64, (), 7)),
     ),
     "declared": control.Declared(
         request=1,
         placements=(
             control.Placement("Gradient.weight", 0, (Partition(make_key(0, 0), 0, 8, 1), Partition(1, 8, 4, 0))),
-            control.Placement("scalar", 1, (Partition(make_key(1, 0), 0, 1, 0),)),
+            control.Placement("scalar", make_tensor_id(7, 0), (Partition(make_key(make_tensor_id(7, 0), 0), 0, 1, 0),)),
         ),
     ),
     "conflict": control.Conflict(name="w", text="tensor 'w' is float32 (3,) on worker 0 but int8 (3,) on worker 1"),
+    "form-group": control.FormGroup(request=3, ranks=(0, 300)),
+    "group": control.Group(group=7, ranks=(0, 300)),
+    "group-known": control.GroupKnown(group=7),
+    "group-formed": control.GroupFormed(request=3, group=7),
     "barrier": control.Barrier(number=300),
     "barrier-done": control.BarrierDone(number=300),
     "heartbeat": control.Heartbeat(job=JOB),

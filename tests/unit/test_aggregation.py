@@ -657,7 +657,7 @@ class TestDisagreement:
         rejected = only_reject(aggregation.push(contribution(1, payload=None, operation=BROADCAST, root=2)))
         assert rejected.reason == (
             "worker 1 pushes BROADCAST of 10 float32 elements at step 3 from root 2, "
-            "but the job has only the workers 0 to 1"
+            "but contributions come from workers 0 to 1"
         )
         assert only_reject(aggregation.push(contribution(0, operation=BROADCAST, root=2))).reason == rejected.reason
 

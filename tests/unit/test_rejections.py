@@ -42,9 +42,10 @@ def test_roots_are_named_in_broadcasts_and_where_they_differ() -> None:
 
 
 def test_a_root_that_is_nobody() -> None:
-    text = rejections.unknown_root(1, (DType.INT8, Operation.BROADCAST, 9, 3, 0, 10), 4)
+    text = rejections.unknown_root(1, (DType.INT8, Operation.BROADCAST, 9, 3, 0, 10), (0, 1, 2, 3))
     assert text == (
-        "worker 1 pushes BROADCAST of 10 int8 elements at step 3 from root 9, but the job has only the workers 0 to 3"
+        "worker 1 pushes BROADCAST of 10 int8 elements at step 3 from root 9, "
+        "but contributions come from workers 0 to 3"
     )
 
 
@@ -53,4 +54,7 @@ def test_the_others_name_the_worker_and_the_round() -> None:
     assert "worker 2 pushes round 8 while round 7 is open" in rejections.ahead(2, 8, 7)
     assert "worker 2 asks for the result of round 6" in rejections.gone(2, 6)
     assert rejections.uncounted(2, 0) == "worker 2 names round 0: rounds are counted from 1"
+    assert "of group 5, which is not known here" in rejections.unknown_group(2, 5)
+    for ranks, names in [((0, 2), "workers 0, 2:"), ((1, 2, 3), "workers 1 to 3:"), ((3,), "worker 3:")]:
+        assert f"worker 9 is not one of those who contribute, {names}" in rejections.outsider(9, ranks)
     assert rejections.stranger(9, 4) == "worker 9 is not in this job, which has the workers 0 to 3"

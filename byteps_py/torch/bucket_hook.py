@@ -1,0 +1,91 @@
+"""The gradients of DistributedDataParallel through the servers, whatever backend it uses for the rest.
+
+::
+
+    model = DistributedDataParallel(model)
+    model.register_comm_hook(None, bps.comm_hook)
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Final
+
+import torch
+
+from byteps_py import session as _session
+from byteps_py.torch.compression import Compression, Compressor
+from byteps_py.torch.futures import complete_later
+from byteps_py.torch.tensors import as_array, copy_back, spec_of, stage
+from byteps_py.types import Operation
+
+__all__ = ["CommHookState", "comm_hook"]
+
+_numbers: Final = itertools.count(1)
+
+
+class CommHookState:
+    """Options of :func:`comm_hook`, for one model. Immutable.
+
+    Args:
+        compression: how buckets travel.
+        name: distinguishes the buckets of several models; equal on all workers. None numbers the models of a process
+            in the order in which their states are made, which must then be the same on all workers.
+    """
+
+    def __init__(self, compression: Compressor = Compression.none, name: str | None = None) -> None:
+        if not isinstance(compression, Compressor):
+            raise TypeError(f"CommHookState takes bps.Compression.none, .fp16 or .bf16, not {compression!r}")
+        self.compression = compression
+        self.name = str(next(_numbers)) if name is None else name
+
+    def __repr__(self) -> str:
+        return f"CommHookState(compression={self.compression!r}, name={self.name!r})"
+
+
+_PLAIN: Final = CommHookState(name="0")
+
+
+def comm_hook(state: CommHookState | None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket of gradients over all workers; for ``DistributedDataParallel.register_comm_hook``.
+
+    Buckets are matched by index, dtype and size, and those that look alike by their order, so models may do without a
+    state of their own as long as all workers go through their backward passes in the same order (which
+    DistributedDataParallel demands anyway); with one, several models can also be under way at once.
+
+    Args:
+        state: None, or one for each model.
+        bucket: ``torch.distributed.GradBucket``, on any device: a GPU's is copied to the host and back, and waited for.
+
+    Returns:
+        a future of the bucket's buffer, which then holds the average; called by the thread of the backward pass, and
+        completed by another.
+
+    Raises:
+        TypeError: that is no state.
+        UnsupportedError: gradients of this dtype cannot be pushed.
+        NotInitializedError: ``init()`` has not been called. This and what befalls the operation later ends the backward
+            pass by an error.
+    """
+    chosen = _PLAIN if state is None else state
+    if not isinstance(chosen, CommHookState):
+        raise TypeError(
+            f"register_comm_hook(state, bps.comm_hook) takes None or a bps.CommHookState as state, not {state!r}"
+        )
+    session = _session.current()
+    buffer: torch.Tensor = bucket.buffer()
+    travels = chosen.compression.wire_dtype(buffer.dtype)
+    staged = stage(buffer, travels)
+    name = f"DDP.{chosen.name}.{bucket.index()}.{str(travels).removeprefix('torch.')}.{buffer.numel()}"
+    spec = spec_of(name, buffer, travels)
+    array = as_array(staged)
+    pending = session.submit(spec, array, array, Operation.AVERAGE)
+
+    def finish() -> torch.Tensor:
+        copy_back(staged, buffer)
+        return buffer
+
+    return complete_later(pending.wait, finish)
+
+
+comm_hook.__annotations__ = {}  # torch compares them with types of its own, which are not there in every build
