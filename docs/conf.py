@@ -1,4 +1,4 @@
-"""How sphinx makes the HTML of README.md, docs/ and the docstrings: `make docs`, which ends with an error for a warning.
+"""How sphinx makes HTML of README.md, docs/ and the docstrings: `make docs`, where a warning is an error.
 
 The source directory is the root of the repository, so that a link from one page to another is the same file for a
 reader of the repository and for sphinx. Nothing is fetched: names of Python, NumPy and torch are not linked.

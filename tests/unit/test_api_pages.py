@@ -1,4 +1,4 @@
-"""Every public name is in the pages of docs/api; `make docs` says whether they can be made."""
+"""Every public name is in the pages of docs/api; `make docs` tells whether they can be made."""
 
 from __future__ import annotations
 
