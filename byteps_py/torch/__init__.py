@@ -29,17 +29,20 @@ from byteps_py.session import (
     step,
 )
 from byteps_py.torch import rendezvous as _rendezvous
+from byteps_py.torch.batchnorm import SyncBatchNorm
 from byteps_py.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from byteps_py.torch.bucket_hook import CommHookState, comm_hook
 from byteps_py.torch.compression import Compression, Compressor
 from byteps_py.torch.ops import (
     byteps_push_pull,
+    byteps_torch_set_num_grads,
     declare,
     empty,
     poll,
     push_pull,
     push_pull_async,
     push_pull_async_inplace,
+    push_pull_group_sync_inplace,
     push_pull_inplace,
     synchronize,
 )
@@ -52,12 +55,14 @@ __all__ = [
     "Compression",
     "Compressor",
     "DistributedOptimizer",
+    "SyncBatchNorm",
     "SynchronizedOptimizer",
     "barrier",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "byteps_push_pull",
+    "byteps_torch_set_num_grads",
     "comm_hook",
     "declare",
     "empty",
@@ -70,6 +75,7 @@ __all__ = [
     "push_pull",
     "push_pull_async",
     "push_pull_async_inplace",
+    "push_pull_group_sync_inplace",
     "push_pull_inplace",
     "rank",
     "shutdown",

@@ -15,7 +15,17 @@ import torch
 from byteps_py import objects
 from byteps_py import session as _session
 from byteps_py.errors import UnsupportedError
-from byteps_py.torch.tensors import as_array, as_bytes, can_be_summed, check_dense, copy_back, spec_of, stage
+from byteps_py.torch.agreement import Agreement
+from byteps_py.torch.tensors import (
+    as_array,
+    as_bytes,
+    can_be_summed,
+    check_dense,
+    check_writable,
+    copy_back,
+    spec_of,
+    stage,
+)
 from byteps_py.types import DType, Operation, TensorSpec
 
 __all__ = ["broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
@@ -40,8 +50,9 @@ def broadcast_parameters(
 
     Raises:
         ValueError: names are doubled or missing, or there is no such root.
-        UnsupportedError: an entry is no dense tensor; it is named.
-        AgreementError: the workers disagree on a name's dtype or shape.
+        UnsupportedError: an entry is no dense tensor, or several of its elements share memory; it is named.
+        AgreementError: the workers do not have the same names, dtypes and shapes, or not the same root; both sides are
+            named on every worker.
     """
     pairs = list(params.items() if isinstance(params, Mapping) else params)
     if not all(isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str) for each in pairs):
@@ -49,20 +60,27 @@ def broadcast_parameters(
     doubled = [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]
     if doubled:
         raise ValueError(f"broadcast_parameters was given several tensors of one name: {', '.join(doubled[:5])}")
-    _broadcast([(f"{prefix}{name}", tensor) for name, tensor in pairs], root_rank)
+    _broadcast([(f"{prefix}{name}", tensor) for name, tensor in pairs], root_rank, f"the tensors of {prefix!r}")
 
 
-def _broadcast(pairs: Sequence[tuple[str, torch.Tensor]], root: int) -> None:
+def _broadcast(pairs: Sequence[tuple[str, torch.Tensor]], root: int, topic: str | None = None) -> None:
+    """``topic``: what may differ between workers, if anything may."""
     session = _session.current()
     objects.check_root(root, session.size)
     staged = [_stage_any(name, tensor) for name, tensor in pairs]
     specs = [_spec(name, each) for (name, _), each in zip(pairs, staged, strict=True)]
+    agreement = None
+    if topic is not None:
+        lines = [f"root {root}", *(f"{spec.name} ({spec.describe()})" for spec in specs)]
+        agreement = Agreement(session, topic, lines, "Broadcast the same names of the same root on every worker.")
     session.declare(specs)
     pending = []
     for spec, each in zip(specs, staged, strict=True):
         array = as_array(_summable(each))
         source = array if session.rank == root else None
         pending.append(session.submit(spec, source, array, Operation.BROADCAST, root=root))
+    if agreement is not None:
+        agreement.check()
     for waiting in pending:
         waiting.wait()
     if session.rank != root:
@@ -76,6 +94,7 @@ def _stage_any(name: str, tensor: object) -> torch.Tensor:
             f"{name!r} is a {type(tensor).__qualname__}, not a tensor: broadcast_object() carries plain values"
         )
     check_dense(tensor, f"tensor {name!r}")
+    check_writable(tensor, f"tensor {name!r}")
     return stage(tensor)
 
 
@@ -222,7 +241,9 @@ def _check_groups(optimizer: torch.optim.Optimizer, theirs: list[int], root: int
 def _restore(optimizer: torch.optim.Optimizer, received: dict[str, Any]) -> None:
     """Exactly what the root has: ``load_state_dict()`` would cast the state to the parameters' dtype."""
     for group, options in zip(optimizer.param_groups, received["groups"], strict=True):
-        group.update(options)
+        for key, value in options.items():  # such as a learning rate on a GPU
+            mine = group.get(key)
+            group[key] = _move(value, mine.device) if isinstance(mine, torch.Tensor) else value
     parameters = _parameters(optimizer)
     state: dict[Any, Any] = optimizer.state
     state.clear()
@@ -241,4 +262,6 @@ def _move(value: Any, device: torch.device) -> Any:
         return value.to(device)
     if isinstance(value, list | tuple):
         return type(value)(_move(each, device) for each in value)
+    if isinstance(value, dict):
+        return type(value)((key, _move(each, device)) for key, each in value.items())
     return value

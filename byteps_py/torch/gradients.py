@@ -35,9 +35,10 @@ from byteps_py import session as _session
 from byteps_py.errors import BytePSError, UnsupportedError
 from byteps_py.roles.pending import Pending
 from byteps_py.torch import homes
+from byteps_py.torch.agreement import Agreement
 from byteps_py.torch.compression import Compressor
 from byteps_py.torch.homes import Home
-from byteps_py.torch.names import check_names, next_number, some
+from byteps_py.torch.names import check_names, fill_names, next_number, some
 from byteps_py.torch.staging import Buffer, Staging, Submission
 from byteps_py.torch.tensors import as_array, check_dense, copy_back, stage, to_tensor, wire_tag
 from byteps_py.types import DType, Operation, TensorSpec
@@ -95,6 +96,7 @@ class GradientExchange:
         compression: how gradients travel.
         passes: backward passes whose gradients are added up locally before one exchange.
         arena: whether gradients live, from their push on, where servers of this machine read them.
+        owner: whose gradients; workers whose owners of one number differ are told so.
 
     Raises:
         ValueError: names are missing, doubled or malformed.
@@ -108,6 +110,7 @@ class GradientExchange:
         compression: Compressor,
         passes: int,
         arena: bool = False,
+        owner: str = "DistributedOptimizer",
     ) -> None:
         self._arena = arena
         self.step: int = 0
@@ -125,6 +128,27 @@ class GradientExchange:
         self._prefix = f"Gradient{number}."
         self._loss = TensorSpec(f"Loss{number}", DType.FLOAT64, (1,))
         self._register(session, groups)
+        self._agreement: Agreement | None = Agreement(
+            session,
+            f"the parameters of gradient exchange {number or 1}",
+            [owner, *(f"{each.label} ({each.spec.describe()})" for each in self._slots.values())],
+            "Make each DistributedOptimizer in the same order and of the same parameters on every worker; "
+            "named_parameters tells apart those that look alike.",
+        )
+
+    def add_names(self, named_parameters: Iterable[tuple[str, torch.Tensor]], group: dict[str, Any]) -> None:
+        """Name the parameters of a group before it is added.
+
+        Raises:
+            ValueError: names are missing, doubled (also with earlier ones) or malformed.
+        """
+        names = check_names(named_parameters, [group])
+        used = set(self._names.values())
+        taken = [label for parameter, label in names.items() if label in used and self._names.get(parameter) != label]
+        if taken:
+            raise ValueError(f"other parameters of this optimizer are called {some(taken)} already; add a prefix")
+        for parameter, label in names.items():
+            self._names.setdefault(parameter, label)
 
     def set_passes(self, passes: int) -> None:
         """Change the number of backward passes of one exchange, and count anew.
@@ -164,8 +188,12 @@ class GradientExchange:
         Raises:
             BytePSError: a gradient was changed or replaced after its push had begun, or what the session raises. The
                 first error is raised when no push is on its way any more; ``.grad`` is then of no use.
+            AgreementError: in the first call: workers have not made the same exchanges in the same order.
         """
         session = _session.current()
+        if self._agreement is not None:
+            self._agreement.check()
+            self._agreement = None
         self._register(session, groups)
         # Whatever fails, all others are contributed and waited for: other workers do the same, and a push that is still
         # on its way writes to .grad.
@@ -204,8 +232,7 @@ class GradientExchange:
         wanted = {each for each in parameters if each.requires_grad and each not in self._slots}
         if not wanted:
             return
-        for place, parameter in enumerate(parameters):
-            self._names.setdefault(parameter, f"noname.{place}")
+        fill_names(self._names, groups)
         slots = [self._new_slot(each, place) for place, each in enumerate(self._names) if each in wanted]
         session.declare([slot.spec for slot in slots])
         for slot in slots:
@@ -319,7 +346,7 @@ def _check_untouched(slot: _Slot) -> None:
         what = "cleared" if slot.parameter.grad is None else "changed or replaced"
         raise BytePSError(
             f"the gradient of {slot.label!r} was {what} after its push to the other workers had begun: "
-            "call synchronize() first, then clip, scale or clear, then step() within skip_synchronize()"
+            "call synchronize() first, then clip, unscale or clear, then step() within skip_synchronize()"
         )
 
 

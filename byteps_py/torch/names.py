@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -10,7 +11,7 @@ import torch
 
 from byteps_py import session as _session
 
-__all__ = ["check_names", "next_number", "some"]
+__all__ = ["check_names", "fill_names", "next_number", "some"]
 
 
 def check_names(
@@ -46,6 +47,25 @@ def check_names(
     return names
 
 
+def fill_names(names: dict[torch.Tensor, str], groups: Sequence[dict[str, Any]]) -> None:
+    """Name what has no name yet: as the optimizer itself calls it, if it was made from named parameters, or by place.
+
+    Args:
+        names: filled in place.
+        groups: the optimizer's ``param_groups``.
+    """
+    used = set(names.values())
+    place = 0
+    for group in groups:
+        own = group.get("param_names")
+        for index, parameter in enumerate(group["params"]):
+            if parameter not in names:
+                label = own[index] if own and own[index] not in used else f"noname.{place}"
+                names[parameter] = label
+                used.add(label)
+            place += 1
+
+
 def some(labels: Sequence[str]) -> str:
     """The first few of them, for a message."""
     shown = ", ".join(labels[:5])
@@ -53,6 +73,7 @@ def some(labels: Sequence[str]) -> str:
 
 
 _optimizers: Final[weakref.WeakKeyDictionary[_session.Session, int]] = weakref.WeakKeyDictionary()
+_lock: Final = threading.Lock()
 
 
 def next_number(session: _session.Session) -> str:
@@ -61,5 +82,6 @@ def next_number(session: _session.Session) -> str:
     It comes before the dot, since what follows may be any name: the layers of a Sequential are called by numbers.
     Workers that make their optimizers in the same order get the same.
     """
-    number = _optimizers[session] = _optimizers.get(session, 0) + 1
+    with _lock:
+        number = _optimizers[session] = _optimizers.get(session, 0) + 1
     return "" if number == 1 else str(number)

@@ -5,7 +5,8 @@ messages is the one the caller gave.  A call without a name gets one from dtype 
 that look alike are matched in the order in which each worker makes them; give names where that order may differ, or
 where many such calls are to be under way at once (calls of one name run one after the other).
 
-Handles are integers, valid until :func:`synchronize`.  All functions may be called from any thread.
+Handles are integers, valid until :func:`synchronize`.  All functions may be called from any thread, each handle by one;
+where threads make calls of the same name, or calls that block, their order must be the same on all workers.
 
 A tensor on a GPU is copied to the host by the call that starts, and back by :func:`synchronize`; both wait for that.
 Gradients of a :func:`~byteps_py.torch.optimizer.DistributedOptimizer` go without such waits.
@@ -14,40 +15,63 @@ Gradients of a :func:`~byteps_py.torch.optimizer.DistributedOptimizer` go withou
 from __future__ import annotations
 
 import itertools
+import operator
 import threading
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 
 from byteps_py import session as _session
+from byteps_py.errors import BytePSError
 from byteps_py.operations import automatic_name
 from byteps_py.roles.pending import Pending
 from byteps_py.torch.compression import Compression, Compressor
-from byteps_py.torch.tensors import as_array, copy_back, spec_of, stage, to_tensor, wire_tag
+from byteps_py.torch.tensors import (
+    as_array,
+    check_dense,
+    check_writable,
+    copy_back,
+    spec_of,
+    stage,
+    to_tensor,
+    wire_tag,
+)
 from byteps_py.types import Operation
 
 __all__ = [
     "byteps_push_pull",
+    "byteps_torch_set_num_grads",
     "declare",
     "empty",
     "poll",
     "push_pull",
     "push_pull_async",
     "push_pull_async_inplace",
+    "push_pull_group_sync_inplace",
     "push_pull_inplace",
     "synchronize",
 ]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Outstanding:
     """``staged`` receives the result, ``target`` is what the caller gets; both stay alive until then."""
 
     pending: Pending
     staged: torch.Tensor
     target: torch.Tensor
+    finished: bool = False
+
+    def finish(self) -> torch.Tensor:
+        """Wait, and bring the result to ``target``: once, as the caller may change it afterwards."""
+        self.pending.wait()
+        if not self.finished:
+            copy_back(self.staged, self.target)
+            self.finished = True
+        return self.target
 
 
 _outstanding: Final[dict[int, _Outstanding]] = {}
@@ -115,6 +139,8 @@ def _start(tensor: torch.Tensor, inplace: bool, average: bool, name: str | None,
     session = _session.current()
     operation = Operation.AVERAGE if average else Operation.SUM
     spec = spec_of(name or _automatic_name(tensor, operation), tensor)
+    if inplace:
+        check_writable(tensor, f"tensor {spec.name!r}")
     source = stage(tensor)
     staged = source if inplace else torch.empty_like(source)
     target = tensor if inplace else staged if tensor.device == staged.device else torch.empty_like(tensor)
@@ -137,7 +163,7 @@ def poll(handle: int) -> bool:
     Raises:
         ValueError: there is no such handle, or it has been synchronized already.
     """
-    return _find(handle, remove=False).pending.done()
+    return _find(handle).pending.done()
 
 
 def synchronize(handle: int) -> torch.Tensor:
@@ -151,15 +177,23 @@ def synchronize(handle: int) -> torch.Tensor:
         AgreementError: the workers disagree about shape, dtype, operation or version.
         ParticipantLeft, JobAborted: a worker left whose contribution is needed, or the job has ended.
     """
-    outstanding = _find(handle, remove=True)
-    outstanding.pending.wait()
-    copy_back(outstanding.staged, outstanding.target)
-    return outstanding.target
+    outstanding = _find(handle)
+    try:
+        return outstanding.finish()
+    finally:
+        if outstanding.pending.done():  # after a Ctrl-C it may not be, and can be waited for again
+            _forget([handle])
 
 
-def _find(handle: int, remove: bool) -> _Outstanding:
+def _forget(handles: Sequence[int]) -> None:
     with _lock:
-        found = _outstanding.pop(handle, None) if remove else _outstanding.get(handle)
+        for each in handles:
+            _outstanding.pop(each, None)
+
+
+def _find(handle: int) -> _Outstanding:
+    with _lock:
+        found = _outstanding.get(handle)
     if found is None:
         raise ValueError(
             f"{handle!r} is no handle of an operation under way: each handle that push_pull_async() "
@@ -179,8 +213,12 @@ def push_pull(
     """Sum ``tensor`` over all workers into a new tensor; blocks.
 
     Gradients flow through it: the backward pass sums, or averages, the gradient over all workers under the name
-    ``name + ".backward"``. See :func:`push_pull_async` for arguments and errors.
+    ``name + ".backward"``.  That blocks too, so it must happen on all workers, in the same order: where the gradient
+    reaches a call on some workers only (elsewhere the tensor requires none, or the result is not used), these wait in
+    vain, and fail as the others leave or after ``BYTEPS_STALL_TIMEOUT``.  A name may be used again before the backward
+    pass.  See :func:`push_pull_async` for arguments and errors.
     """
+    check_dense(tensor, f"tensor {name!r}" if name else "the tensor")
     narrow, context = compression.compress(tensor)
     operation = Operation.AVERAGE if average else Operation.SUM
     result = _PushPull.apply(  # type: ignore[no-untyped-call]
@@ -194,6 +232,85 @@ def push_pull_inplace(
 ) -> torch.Tensor:
     """Replace ``tensor`` by its sum over all workers; blocks; returns ``tensor``. No gradients flow through it."""
     return synchronize(push_pull_async_inplace(tensor, average, name, version, priority))
+
+
+@dataclass
+class _Group:
+    """The operations of one step that are synchronized together."""
+
+    size: int
+    handles: list[int] = field(default_factory=list)
+    finished: list[int] = field(default_factory=list)
+    """Of the group before, as far as nobody has called :func:`synchronize` for them."""
+
+
+_groups: Final[weakref.WeakKeyDictionary[_session.Session, _Group]] = weakref.WeakKeyDictionary()
+
+
+def byteps_torch_set_num_grads(num_grads: int) -> None:
+    """How many calls of :func:`push_pull_group_sync_inplace` make a group; counts anew. Valid until ``shutdown()``.
+
+    Raises:
+        ValueError: it is not at least 1.
+        TypeError: it is no whole number.
+        BytePSError: a group has begun and is not complete.
+        NotInitializedError: ``init()`` has not been called.
+    """
+    session = _session.current()
+    size = operator.index(num_grads)
+    if size < 1:
+        raise ValueError(f"byteps_torch_set_num_grads({size}): a group has at least 1 gradient")
+    with _lock:
+        known = _groups.get(session)
+        if known is not None and known.handles:
+            raise BytePSError(
+                f"byteps_torch_set_num_grads({size}): {len(known.handles)} of {known.size} gradients of a group are on "
+                "their way; push the others first"
+            )
+        _groups[session] = _Group(size, finished=known.finished if known is not None else [])
+
+
+def push_pull_group_sync_inplace(
+    tensor: torch.Tensor, average: bool = True, name: str | None = None, version: int = 0, priority: int = 0
+) -> int:
+    """As :func:`push_pull_async_inplace`, but the last call of a group waits for all of it.
+
+    A group is as many calls as :func:`byteps_torch_set_num_grads` says, in any order and from any threads, such as
+    those for all gradients of a step.  When the last of them returns, all tensors of the group hold their results.
+
+    Returns:
+        A handle. :func:`synchronize` need not be called for it; it can be until the next group is complete.
+
+    Raises:
+        BytePSError: :func:`byteps_torch_set_num_grads` has not been called; or, in the last call, what
+            :func:`synchronize` raises: the first error, when nothing of the group is on its way any more.
+    """
+    session = _session.current()
+    with _lock:
+        if session not in _groups:
+            raise BytePSError(
+                "push_pull_group_sync_inplace() needs to know how many gradients there are: call "
+                "byteps_torch_set_num_grads(n) after init()"
+            )
+    handle = _start(tensor, True, average, name, version, priority)
+    with _lock:
+        group = _groups[session]
+        group.handles.append(handle)
+        if len(group.handles) < group.size:
+            return handle
+        complete, old = group.handles, group.finished
+        group.handles, group.finished = [], complete
+        members = [_outstanding[each] for each in complete if each in _outstanding]
+    _forget(old)
+    errors: list[Exception] = []
+    for each in members:
+        try:
+            each.finish()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return handle
 
 
 class _PushPull(torch.autograd.Function):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast
+from typing import Any, NoReturn, SupportsIndex, cast
 
 import torch
 
@@ -17,10 +18,15 @@ __all__ = ["DistributedOptimizer", "SynchronizedOptimizer"]
 
 
 class SynchronizedOptimizer(torch.optim.Optimizer):
-    """What an optimizer gains: every instance is of the optimizer's own class too, see :func:`DistributedOptimizer`."""
+    """What an optimizer gains: every instance is of the optimizer's own class too, see :func:`DistributedOptimizer`.
+
+    It belongs to the thread that trains; hooks of :meth:`register_step_pre_hook` see averaged gradients.
+    """
 
     _exchange: GradientExchange
     _step_synchronizes: bool
+    _synchronized_by_scaler: bool
+    _opt_called: bool
 
     def synchronize(self) -> None:
         """Wait until the gradients are averaged; then they may be clipped or unscaled before :meth:`step`.
@@ -29,7 +35,9 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
 
         Raises:
             BytePSError: a gradient was changed or cleared after its push had begun, or what the session raises.
+            AgreementError: in the first call: not all workers made the same optimizers in the same order.
         """
+        self._synchronized_by_scaler = False
         self._exchange.synchronize(self.param_groups)
 
     @contextlib.contextmanager
@@ -60,8 +68,8 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
         Raises:
             BytePSError: within skip_synchronize() without synchronize() before, or what :meth:`synchronize` raises.
         """
-        if not self._step_synchronizes and not self._exchange.synchronized:
-            raise BytePSError("step() within skip_synchronize() needs a call of synchronize() before it")
+        self._opt_called = True  # for learning-rate schedulers, which look whether there was a step before theirs
+        self._check_skipping()
         if closure is None:
             if not self._exchange.synchronized:
                 self.synchronize()
@@ -71,6 +79,58 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
         self._exchange.finish_step()
         _session.current().mark_step(automatic=True)
         return result
+
+    step.hooked = True  # type: ignore[attr-defined]  # the own class's step() calls the hooks and tells the profiler
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+    def _check_skipping(self) -> None:
+        if not self._step_synchronizes and not self._exchange.synchronized:
+            raise BytePSError("step() within skip_synchronize() needs a call of synchronize() before it")
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What the optimizer's own class says; a ``GradScaler`` asks before it looks for infinite gradients.
+
+        Each worker must look at the average: by its own gradients one would skip the step and the others would wait.
+        """
+        if _asked_by_scaler():
+            self._check_skipping()
+            # A scaler that skips a step does not tell: what it made us synchronize is not valid for its next step.
+            if not self._exchange.synchronized or self._synchronized_by_scaler:
+                self.synchronize()
+                self._synchronized_by_scaler = True
+        return bool(vars(self).get("_step_supports_amp_scaling", False))
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, value: bool) -> None:
+        vars(self)["_step_supports_amp_scaling"] = value
+
+    def add_param_group(
+        self, param_group: dict[str, Any], named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None
+    ) -> None:
+        """Add a group; all workers must add the same ones in the same order, between the same steps.
+
+        Its gradients are averaged from the next :meth:`synchronize` on, and pushed by hooks after that.
+
+        Args:
+            param_group: as the optimizer's own class wants it.
+            named_parameters: names for the group's parameters; None names by place.
+
+        Raises:
+            ValueError: names are missing, doubled or malformed; nothing is added.
+        """
+        if named_parameters is not None:
+            given = param_group["params"]
+            param_group["params"] = [given] if isinstance(given, torch.Tensor) else list(given)
+            self._exchange.add_names(named_parameters, param_group)
+        super().add_param_group(param_group)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refused: a copy would train without the other workers."""
+        raise UnsupportedError(
+            "a DistributedOptimizer can be neither copied nor pickled: keep its state_dict(), make a new optimizer and "
+            "wrap that, then call load_state_dict()"
+        )
 
     def _averaging(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def averaged() -> Any:
@@ -90,6 +150,12 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
 
 
+def _asked_by_scaler() -> bool:
+    """Whether the property that calls this is read by the step() of a GradScaler, and not by somebody who looks."""
+    frame = sys._getframe(2)
+    return frame.f_code.co_name == "step" and hasattr(frame.f_locals.get("self"), "unscale_")
+
+
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
@@ -105,14 +171,17 @@ def DistributedOptimizer(
     returns, what follows in the current stream sees the average.
 
     The optimizer keeps its state, its groups and its class (it becomes an instance of a subclass of it), so
-    learning-rate schedulers made afterwards, ``state_dict()`` and ``isinstance`` work as before; it gains
-    ``synchronize()``, ``skip_synchronize()`` and ``set_backward_passes_per_step()``.  All workers must make their
-    optimizers in the same order.
+    learning-rate schedulers, made before or after, ``GradScaler``, hooks, ``state_dict()`` and ``isinstance`` work as
+    before; it gains ``synchronize()``, ``skip_synchronize()`` and ``set_backward_passes_per_step()``.
+
+    All workers must make their optimizers in the same order.  The first ``synchronize()`` finds out whether they did,
+    by names, shapes, dtypes and the optimizer's class; this call does not wait for others.
 
     Args:
         optimizer: changed in place.
         named_parameters: such as ``model.named_parameters()``: names for messages, and the order of the model, whose
-            front gets the higher priority. Without it parameters are called ``noname.0``, ``noname.1`` ...
+            front gets the higher priority. Without it parameters are called as the optimizer calls them, if it was
+            made from named parameters, or ``noname.0``, ``noname.1`` ...
         compression: ``Compression.none``, ``.fp16`` or ``.bf16``.
         backward_passes_per_step: gradients of so many backward passes are added up locally (not averaged: divide the
             loss where that is wanted) before they are exchanged.
@@ -127,23 +196,47 @@ def DistributedOptimizer(
         ``optimizer``.
 
     Raises:
-        ValueError: names are missing or doubled; the optimizer is distributed already.
+        ValueError: names are missing or doubled; the optimizer is distributed already; something has replaced the
+            instance's ``step()``.
+        TypeError: that is no optimizer.
         UnsupportedError: a parameter's dtype cannot be pushed; it is named. Or ``nccl`` was asked for.
         NotInitializedError: ``init()`` has not been called.
     """
-    if isinstance(optimizer, SynchronizedOptimizer):
-        raise ValueError("this optimizer is a DistributedOptimizer already")
+    _check_optimizer(optimizer)
     if nccl:
         raise UnsupportedError(
             "nccl=True: gradients of several GPUs of one machine are not reduced over NCCL; leave it out, and each "
             "worker process pushes its own (docs/torch.md says why)"
         )
-    exchange = GradientExchange(optimizer.param_groups, named_parameters, compression, backward_passes_per_step, arena)
     own = type(optimizer)
-    # A scheduler made earlier has put a wrapper of the old step() into the instance, where it would hide ours.
-    vars(optimizer).pop("step", None)
+    exchange = GradientExchange(
+        optimizer.param_groups,
+        named_parameters,
+        compression,
+        backward_passes_per_step,
+        arena,
+        owner=f"a DistributedOptimizer of class {own.__name__}",
+    )
+    vars(optimizer).pop("step", None)  # a scheduler's: our step() does what it would
     optimizer.__class__ = type(
         own.__name__, (SynchronizedOptimizer, own), {"__doc__": own.__doc__, "__module__": own.__module__}
     )
-    vars(optimizer).update(_exchange=exchange, _step_synchronizes=True)
+    vars(optimizer).update(_exchange=exchange, _step_synchronizes=True, _synchronized_by_scaler=False)
     return cast(SynchronizedOptimizer, optimizer)
+
+
+def _check_optimizer(optimizer: object) -> None:
+    if isinstance(optimizer, SynchronizedOptimizer):
+        raise ValueError("this optimizer is a DistributedOptimizer already")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"DistributedOptimizer takes a torch.optim.Optimizer, not a {type(optimizer).__qualname__}")
+    replaced = vars(optimizer).get("step")
+    if (
+        replaced is not None
+        and not hasattr(replaced, "_wrapped_by_lr_sched")
+        and not hasattr(replaced, "_with_counter")
+    ):
+        raise ValueError(
+            "something other than a learning-rate scheduler has replaced step() of this optimizer, which would hide "
+            "that of the DistributedOptimizer: call DistributedOptimizer() first"
+        )

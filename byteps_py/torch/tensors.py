@@ -21,6 +21,7 @@ __all__ = [
     "as_bytes",
     "can_be_summed",
     "check_dense",
+    "check_writable",
     "copy_back",
     "spec_of",
     "stage",
@@ -74,6 +75,21 @@ def check_dense(tensor: torch.Tensor, what: str) -> None:
         )
     if tensor.is_meta:
         raise UnsupportedError(f"{what} is on the meta device and has no data: give it some before it is pushed")
+
+
+def check_writable(tensor: torch.Tensor, what: str) -> None:
+    """Refuse a tensor whose elements share memory: a result cannot be written into it.
+
+    Raises:
+        UnsupportedError: it was made by ``expand()`` or its like.
+    """
+    if tensor.is_contiguous():
+        return
+    if any(stride == 0 and extent > 1 for stride, extent in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise UnsupportedError(
+            f"{what} is expanded: several of its elements share memory, and no result can be written into it; "
+            "pass a clone() of it"
+        )
 
 
 def stage(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:

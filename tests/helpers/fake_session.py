@@ -69,7 +69,7 @@ class Submitted:
 
 
 class FakeSession:
-    """One worker's session; what was done with it is recorded."""
+    """One worker's session; what was done with it is recorded: questions whether workers agree apart."""
 
     def __init__(self, job: FakeJob, rank: int) -> None:
         self._job = job
@@ -78,6 +78,7 @@ class FakeSession:
         self.size = self.local_size = job.size
         self.declared: list[list[TensorSpec]] = []
         self.submitted: list[Submitted] = []
+        self.agreements: list[Submitted] = []
         self.arena: list[Array] = []
         self.steps = 0
 
@@ -103,7 +104,8 @@ class FakeSession:
                 assert array.dtype == spec.dtype.storage
                 assert array.size == spec.count
         assert output is None or output.flags.writeable
-        self.submitted.append(Submitted(spec.name, operation, priority, step, source is None))
+        record = self.agreements if spec.name.startswith("Agreement.") else self.submitted
+        record.append(Submitted(spec.name, operation, priority, step, source is None))
         self._job.check_spec(self.rank, spec)
         number = self._rounds[spec.name] = self._rounds.get(spec.name, 0) + 1
         copied = None if source is None else source.copy()
