@@ -9,12 +9,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from unittest.mock import MagicMock
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+
+# As much of MXNet as its plugin needs to be imported: MXNet cannot be installed beside a newer NumPy.
+sys.modules["mxnet"] = mxnet = MagicMock()
+mxnet.__version__ = "1.9.1"
+mxnet.gluon.Trainer = type("Trainer", (), {})
+mxnet.optimizer.Optimizer = type("Optimizer", (), {})
 
 project = "byteps_py"
 author = "The byteps_py developers"
@@ -28,7 +35,6 @@ suppress_warnings = ["myst.header"]  # a table of contents may skip a level
 add_module_names = False
 toc_object_entries_show_parents = "hide"
 
-autodoc_mock_imports = ["mxnet"]  # it cannot be installed beside a newer NumPy
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
@@ -40,9 +46,11 @@ nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(np|npt|numpy|torch|mx|mxnet|collections|concurrent|datetime|enum|msgspec|typing)\..*"),
     (r"py:.*", r"(.*\.)?_\w+"),  # what is private to us
+    (r"py:exc", r"(DeferredInitialization|MXNet)Error"),
 ]
 
 html_theme = "furo"
+pygments_style = "default"  # which shows the lines of a diff in red and green
 html_static_path = ["_static"]
 html_css_files = ["wide.css"]
 html_theme_options = {"light_css_variables": {"code-font-size": "75%"}}

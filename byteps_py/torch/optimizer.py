@@ -20,7 +20,7 @@ __all__ = ["DistributedOptimizer", "SynchronizedOptimizer"]
 class SynchronizedOptimizer(torch.optim.Optimizer):
     """What an optimizer gains: every instance is of the optimizer's own class too, see :func:`DistributedOptimizer`.
 
-    It belongs to the thread that trains; hooks of :meth:`register_step_pre_hook` see averaged gradients.
+    It belongs to the thread that trains; hooks of ``register_step_pre_hook()`` see averaged gradients.
     """
 
     _exchange: GradientExchange
