@@ -185,7 +185,7 @@ def broadcast(
     """The array of ``root_rank``, bit for bit, on every worker; blocks.
 
     Args:
-        array: as for :func:`push_pull_async`; of one dtype and shape on all workers, and its content counts at the root.
+        array: as for :func:`push_pull_async`; of one dtype and shape on all workers. What it holds counts at the root.
         root_rank: the worker whose array is taken.
         name: as for :func:`push_pull_async`.
         out: as for :func:`push_pull_async`.
