@@ -55,12 +55,9 @@ class Session:
     """This process's membership in a job.  Methods may be called by any thread.
 
     Attributes:
-        rank: place among all worker processes, from 0.
-        size: number of worker processes.
-        local_rank: place among those of this machine, from 0.
-        local_size: number of those of this machine.
-        steps: how many :meth:`mark_step` counted.
-        samples: how many it was told of.
+        rank, size: place among all worker processes, and their number.
+        local_rank, local_size: the same on this machine.
+        steps, samples: what :meth:`mark_step` counted.
         specs: what was pushed so far, by name: looking it up is quicker than making it.
     """
 
@@ -353,12 +350,7 @@ def local_size() -> int:
 
 
 def barrier() -> None:
-    """Wait until every worker has called this as often as this one.
-
-    Raises:
-        JobAborted, TransportTimeout: a worker has left that others wait for, one did not come within
-            ``BYTEPS_STALL_TIMEOUT``, or the job has ended.
-    """
+    """Wait until every worker has called this as often as this one; JobAborted tells who has left, or is too late."""
     current().barrier()
 
 
