@@ -28,7 +28,7 @@ from byteps_py.torch.tensors import (
 )
 from byteps_py.types import DType, Operation, TensorSpec
 
-__all__ = ["broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
+__all__ = ["broadcast_object", "broadcast_optimizer_state", "broadcast_pairs", "broadcast_parameters"]
 
 _DTYPES: Final = {str(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
 _INLINE_BYTES: Final = 4096
@@ -60,11 +60,20 @@ def broadcast_parameters(
     doubled = [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]
     if doubled:
         raise ValueError(f"broadcast_parameters was given several tensors of one name: {', '.join(doubled[:5])}")
-    _broadcast([(f"{prefix}{name}", tensor) for name, tensor in pairs], root_rank, f"the tensors of {prefix!r}")
+    broadcast_pairs([(f"{prefix}{name}", tensor) for name, tensor in pairs], root_rank, f"the tensors of {prefix!r}")
 
 
-def _broadcast(pairs: Sequence[tuple[str, torch.Tensor]], root: int, topic: str | None = None) -> None:
-    """``topic``: what may differ between workers, if anything may."""
+def broadcast_pairs(pairs: Sequence[tuple[str, torch.Tensor]], root: int, topic: str | None = None) -> None:
+    """Copy tensors of worker ``root`` into those of the others, under names that are used as they are.
+
+    Args:
+        pairs: names and dense tensors.
+        root: the worker whose values are taken.
+        topic: what may differ between workers, for a message; None if nothing may, as it was checked before.
+
+    Raises:
+        ValueError, UnsupportedError, AgreementError: as :func:`broadcast_parameters`.
+    """
     session = _session.current()
     objects.check_root(root, session.size)
     staged = [_stage_any(name, tensor) for name, tensor in pairs]
@@ -160,9 +169,11 @@ class _LargeTensorsApart(_Tensors):
         self.large: list[torch.Tensor] = []
 
     def encode(self, value: object) -> object | None:
-        if not isinstance(value, torch.Tensor) or value.nbytes <= _INLINE_BYTES:
-            return super().encode(value)
+        if not isinstance(value, torch.Tensor):
+            return None
         check_dense(value, "a tensor of the optimizer's state")
+        if value.nbytes <= _INLINE_BYTES:
+            return super().encode(value)
         self.large.append(value)
         return _describe(value)
 
@@ -209,7 +220,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
         kind = f"{prefix}{str(tensor.dtype).removeprefix('torch.')}.{'x'.join(map(str, tensor.shape))}"
         pairs.append((f"{kind}.{seen[kind]}", tensor))
         seen[kind] += 1
-    _broadcast(pairs, root_rank)
+    broadcast_pairs(pairs, root_rank)
     if not is_root:
         _restore(optimizer, received)
 

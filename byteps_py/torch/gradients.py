@@ -100,8 +100,11 @@ class GradientExchange:
 
     Raises:
         ValueError: names are missing, doubled or malformed.
-        UnsupportedError: a parameter's dtype cannot be pushed.
+        UnsupportedError: a parameter's dtype cannot be pushed, or it is sparse or has no data.
     """
+
+    advice = "call synchronize() first, then clip, unscale or clear, then step() within skip_synchronize()"
+    """To whom has changed a gradient that is on its way."""
 
     def __init__(
         self,
@@ -124,7 +127,7 @@ class GradientExchange:
         self._gathered: list[_Slot] = []
         self._gathered_bytes = 0
         session = _session.current()
-        number = next_number(session)
+        number = self.number = next_number(session)
         self._prefix = f"Gradient{number}."
         self._loss = TensorSpec(f"Loss{number}", DType.FLOAT64, (1,))
         self._register(session, groups)
@@ -190,21 +193,27 @@ class GradientExchange:
                 first error is raised when no push is on its way any more; ``.grad`` is then of no use.
             AgreementError: in the first call: workers have not made the same exchanges in the same order.
         """
+        # Whatever fails, all others are contributed and waited for: other workers do the same, and a push that is still
+        # on its way writes to .grad.
+        errors = self._contribute_all(groups)
+        self._conclude(self._slots.values(), errors)
+        self.synchronized = True
+
+    def _contribute_all(self, groups: _Groups) -> list[Exception]:
         session = _session.current()
         if self._agreement is not None:
             self._agreement.check()
             self._agreement = None
         self._register(session, groups)
-        # Whatever fails, all others are contributed and waited for: other workers do the same, and a push that is still
-        # on its way writes to .grad.
         self._take_gathered()
-        errors = _attempt(self._slots.values(), lambda slot: self._contribute(session, slot))
-        errors += _attempt(self._slots.values(), _wait if errors else _finish)
-        for slot in self._slots.values():
+        return _attempt(self._slots.values(), lambda slot: self._contribute(session, slot))
+
+    def _conclude(self, slots: Iterable[_Slot], errors: list[Exception]) -> None:
+        errors += _attempt(slots, _wait if errors else _finish)
+        for slot in slots:
             slot.push, slot.remaining = None, self._passes
         if errors:
             raise errors[0]
-        self.synchronized = True
 
     def finish_step(self) -> None:
         """The optimizer has updated the parameters; the next exchange belongs to the next step."""
@@ -243,6 +252,7 @@ class GradientExchange:
 
     def _new_slot(self, parameter: torch.Tensor, place: int) -> _Slot:
         label = self._names[parameter]
+        check_dense(parameter, f"parameter {label!r}")
         dtype = self._compression.wire_dtype(parameter.dtype)
         tag = wire_tag(dtype, f"parameter {label!r}")
         spec = TensorSpec(f"{self._prefix}{label}", tag, tuple(parameter.shape))
@@ -285,7 +295,7 @@ class GradientExchange:
         if slot.push is None or slot.push.pending is None:
             self._push(session, slot)
         if had_gradient:
-            _check_untouched(slot)
+            _check_untouched(slot, self.advice)
 
     def _push(self, session: _session.Session, slot: _Slot) -> None:
         gradient = slot.parameter.grad
@@ -340,13 +350,12 @@ def _is_touched(slot: _Slot) -> bool:
     return gradient is not push.gradient or (gradient is not None and gradient._version != push.version)
 
 
-def _check_untouched(slot: _Slot) -> None:
+def _check_untouched(slot: _Slot, advice: str) -> None:
     """What was pushed is what must be there still: a change in between would be overwritten, or mixed in."""
     if _is_touched(slot):
         what = "cleared" if slot.parameter.grad is None else "changed or replaced"
         raise BytePSError(
-            f"the gradient of {slot.label!r} was {what} after its push to the other workers had begun: "
-            "call synchronize() first, then clip, unscale or clear, then step() within skip_synchronize()"
+            f"the gradient of {slot.label!r} was {what} after its push to the other workers had begun: {advice}"
         )
 
 

@@ -118,7 +118,8 @@ def push_pull_async(
         A handle for :func:`poll` and :func:`synchronize`.
 
     Raises:
-        UnsupportedError: for other dtypes and layouts.
+        UnsupportedError: for other dtypes and layouts, for what is no tensor, and in the in-place functions for a
+            tensor that ``expand()`` made.
         NotInitializedError: ``init()`` has not been called.
     """
     return _start(tensor, False, average, name, version, priority)
@@ -137,6 +138,7 @@ byteps_push_pull = push_pull_async_inplace
 
 def _start(tensor: torch.Tensor, inplace: bool, average: bool, name: str | None, version: int, priority: int) -> int:
     session = _session.current()
+    check_dense(tensor, f"tensor {name!r}" if name else "the tensor")
     operation = Operation.AVERAGE if average else Operation.SUM
     spec = spec_of(name or _automatic_name(tensor, operation), tensor)
     if inplace:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn, SupportsIndex, cast
+from typing import Any, Final, NoReturn, SupportsIndex, cast
 
 import torch
 
 from byteps_py import session as _session
 from byteps_py.errors import BytePSError, UnsupportedError
+from byteps_py.torch.claims import claim
 from byteps_py.torch.compression import Compression, Compressor
 from byteps_py.torch.gradients import GradientExchange
 
 __all__ = ["DistributedOptimizer", "SynchronizedOptimizer"]
+
+
+_UNSCALING: Final = "_unscale_grads_"
+"""The method of ``torch.amp.GradScaler`` that looks at gradients, whichever way it was called."""
 
 
 class SynchronizedOptimizer(torch.optim.Optimizer):
@@ -88,22 +93,24 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
             raise BytePSError("step() within skip_synchronize() needs a call of synchronize() before it")
 
     @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """What the optimizer's own class says; a ``GradScaler`` asks before it looks for infinite gradients.
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of parameters, as in every optimizer.
 
-        Each worker must look at the average: by its own gradients one would skip the step and the others would wait.
+        A ``GradScaler`` that comes for the gradients gets the averages: by its own gradients one worker would skip a
+        step that others take.  It leaves no other trace: what it does to gradients counts as no change of theirs.
         """
-        if _asked_by_scaler():
+        if sys._getframe(1).f_code.co_name == _UNSCALING:
             self._check_skipping()
-            # A scaler that skips a step does not tell: what it made us synchronize is not valid for its next step.
+            # A step that a scaler skips is not told: what it made us synchronize is not valid for its next step.
             if not self._exchange.synchronized or self._synchronized_by_scaler:
                 self.synchronize()
                 self._synchronized_by_scaler = True
-        return bool(vars(self).get("_step_supports_amp_scaling", False))
+        groups: list[dict[str, Any]] = vars(self)["param_groups"]
+        return groups
 
-    @_step_supports_amp_scaling.setter
-    def _step_supports_amp_scaling(self, value: bool) -> None:
-        vars(self)["_step_supports_amp_scaling"] = value
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        vars(self)["param_groups"] = groups
 
     def add_param_group(
         self, param_group: dict[str, Any], named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None
@@ -150,12 +157,6 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
 
 
-def _asked_by_scaler() -> bool:
-    """Whether the property that calls this is read by the step() of a GradScaler, and not by somebody who looks."""
-    frame = sys._getframe(2)
-    return frame.f_code.co_name == "step" and hasattr(frame.f_locals.get("self"), "unscale_")
-
-
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
@@ -199,7 +200,8 @@ def DistributedOptimizer(
         ValueError: names are missing or doubled; the optimizer is distributed already; something has replaced the
             instance's ``step()``.
         TypeError: that is no optimizer.
-        UnsupportedError: a parameter's dtype cannot be pushed; it is named. Or ``nccl`` was asked for.
+        UnsupportedError: a parameter's dtype cannot be pushed; it is named. Or ``nccl`` was asked for, or the optimizer
+            takes sparse gradients only.
         NotInitializedError: ``init()`` has not been called.
     """
     _check_optimizer(optimizer)
@@ -217,6 +219,8 @@ def DistributedOptimizer(
         arena,
         owner=f"a DistributedOptimizer of class {own.__name__}",
     )
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    claim(exchange, "DistributedOptimizer", parameters, exclusive=False)
     vars(optimizer).pop("step", None)  # a scheduler's: our step() does what it would
     optimizer.__class__ = type(
         own.__name__, (SynchronizedOptimizer, own), {"__doc__": own.__doc__, "__module__": own.__module__}
@@ -230,6 +234,11 @@ def _check_optimizer(optimizer: object) -> None:
         raise ValueError("this optimizer is a DistributedOptimizer already")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"DistributedOptimizer takes a torch.optim.Optimizer, not a {type(optimizer).__qualname__}")
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise UnsupportedError(
+            "SparseAdam takes sparse gradients alone, and only dense ones are pushed: use Adam, and sparse=False in "
+            "the embedding"
+        )
     replaced = vars(optimizer).get("step")
     if (
         replaced is not None

@@ -61,12 +61,15 @@ def wire_tag(dtype: torch.dtype, what: str) -> DType:
     return tag
 
 
-def check_dense(tensor: torch.Tensor, what: str) -> None:
+def check_dense(tensor: object, what: str) -> None:
     """Refuse what is no plain strided tensor; ``what`` names it in the message.
 
     Raises:
-        UnsupportedError: it is sparse, or has no data.
+        UnsupportedError: it is sparse, or has no data, or is no tensor at all.
     """
+    if not isinstance(tensor, torch.Tensor):
+        kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+        raise UnsupportedError(f"{what} is a {kind}, not a torch.Tensor: convert it, for example by torch.as_tensor()")
     if tensor.layout is not torch.strided:
         kind = str(tensor.layout).removeprefix("torch.")
         raise UnsupportedError(

@@ -7,7 +7,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import byteps_py.torch as bps  # noqa: E402
-from byteps_py.errors import AgreementError, NotInitializedError, UnsupportedError  # noqa: E402
+from byteps_py.errors import (  # noqa: E402
+    AgreementError,
+    BytePSError,
+    JobAborted,
+    NotInitializedError,
+    UnsupportedError,
+)
+from byteps_py.torch import ops  # noqa: E402
 from byteps_py.types import DType, Operation, TensorSpec  # noqa: E402
 from tests.helpers.fake_session import run_workers  # noqa: E402
 
@@ -290,3 +297,107 @@ def test_empty_of_what_cannot_be_pushed() -> None:
                 bps.empty(3, dtype)
 
     run_workers(1, body)
+
+
+class TestGroups:
+    """The last of so many calls waits for all."""
+
+    def test_when_the_last_returns_all_hold_their_results(self):
+        def body(session):
+            bps.byteps_torch_set_num_grads(3)
+            seen = []
+            for step in range(3):
+                base = torch.full((4, 2), float(session.rank + step))
+                tensors = [base[:2].T, base[2], base[3]]
+                handles = [
+                    bps.push_pull_group_sync_inplace(each, average=False, name=f"g{i}", version=step)
+                    for i, each in enumerate(tensors)
+                ]
+                seen.append(base.tolist())
+                tensors[0].zero_()
+                assert bps.poll(handles[0])
+                assert bps.synchronize(handles[0]) is tensors[0]
+                assert not tensors[0].any()  # the result is not brought twice
+            assert bps.synchronize(handles[1]) is tensors[1]
+            return seen
+
+        assert run_workers(2, body) == [[[[2 * step + 1.0] * 2] * 4 for step in range(3)]] * 2
+
+    def test_handles_are_valid_until_the_next_group_is_complete(self):
+        def body(session):
+            bps.byteps_torch_set_num_grads(1)
+            first, second = (bps.push_pull_group_sync_inplace(torch.ones(1), name="g") for _ in range(2))
+            with pytest.raises(ValueError, match="no handle of an operation under way"):
+                bps.synchronize(first)
+            bps.synchronize(second)
+            return {first, second} & set(ops._outstanding)
+
+        assert run_workers(1, body) == [set()]
+
+    def test_the_number_comes_first_and_does_not_change_within_a_group(self):
+        def body(session):
+            with pytest.raises(BytePSError, match=r"call byteps_torch_set_num_grads\(n\) after init"):
+                bps.push_pull_group_sync_inplace(torch.ones(1), name="g")
+            with pytest.raises(ValueError, match="at least 1"):
+                bps.byteps_torch_set_num_grads(0)
+            with pytest.raises(TypeError):
+                bps.byteps_torch_set_num_grads(1.5)
+            bps.byteps_torch_set_num_grads(2)
+            bps.push_pull_group_sync_inplace(torch.ones(1), name="g")
+            with pytest.raises(BytePSError, match="1 of 2 gradients of a group are on their way"):
+                bps.byteps_torch_set_num_grads(3)
+            bps.push_pull_group_sync_inplace(torch.ones(1), name="h")
+            bps.byteps_torch_set_num_grads(3)
+
+        run_workers(1, body)
+
+    def test_an_error_is_raised_when_nothing_is_on_its_way(self):
+        def body(session):
+            bps.byteps_torch_set_num_grads(2)
+            bps.push_pull_group_sync_inplace(torch.ones(1), name="g", version=session.rank)
+            other = torch.ones(1)
+            with pytest.raises(AgreementError, match="'g'"):
+                bps.push_pull_group_sync_inplace(other, average=False, name="h")
+            return other.item()
+
+        assert run_workers(2, body) == [2.0, 2.0]
+
+
+def test_a_name_may_be_used_again_before_the_backward_pass() -> None:
+    def body(session):
+        x = torch.tensor(float(session.rank + 1), requires_grad=True)
+        loss = bps.push_pull(x, average=False, name="t") * 2 + bps.push_pull(x**2, average=False, name="t") * 5
+        loss.backward()
+        return loss.item(), x.grad.item(), [each.name for each in session.submitted]
+
+    # Sums 3 and 5; both workers' losses have the weights 2 and 5: gradient 2 * (2 + 5 * 2x).
+    names = ["t", "t", "t.backward", "t.backward"]
+    assert run_workers(2, body) == [(31.0, 24.0, names), (31.0, 44.0, names)]
+
+
+def test_what_requires_no_gradient_is_exchanged_in_the_forward_pass_only() -> None:
+    def body(session):
+        x = torch.ones(2)
+        weight = torch.ones(2, requires_grad=True)
+        (bps.push_pull(x, name="t") * weight).sum().backward()
+        with torch.no_grad():
+            bps.push_pull(weight, name="u")
+        return weight.grad.tolist(), [each.name for each in session.submitted]
+
+    assert run_workers(2, body) == [([1.0, 1.0], ["t", "u"])] * 2
+
+
+def test_a_worker_whose_result_is_not_used_leaves_the_others_waiting() -> None:
+    """They are told as it leaves: here by the failure of the fake job."""
+
+    def body(session):
+        x = torch.ones(2, requires_grad=True)
+        result = bps.push_pull(x, name="t").sum()
+        if session.rank == 1:
+            raise KeyError("leaves")
+        with pytest.raises(JobAborted, match=r"t\.backward"):
+            result.backward()
+        raise KeyError("leaves")
+
+    with pytest.raises(KeyError, match="leaves"):
+        run_workers(2, body)

@@ -331,7 +331,7 @@ def test_parameters_that_cannot_be_summed_are_refused_by_name() -> None:
     run_workers(1, body)
 
 
-@pytest.mark.filterwarnings("ignore:Seems like `optimizer.step")
+@pytest.mark.filterwarnings("error::UserWarning")
 @pytest.mark.parametrize("early", [False, True])
 def test_learning_rate_schedulers_work(early) -> None:
     def make_scheduler(optimizer):
