@@ -19,7 +19,7 @@ from byteps_py.launcher.processes import ProcessSpec, module_command
 from byteps_py.role import Role
 from byteps_py.settings import inspect, settings_class
 
-__all__ = ["Draw", "Machine", "Plan", "notes_without_server", "plan_job", "plural", "run_job"]
+__all__ = ["Draw", "Machine", "Plan", "local_variables", "notes_without_server", "plan_job", "plural", "run_job"]
 
 HOST = "127.0.0.1"
 _OWN_VARIABLES = (
@@ -195,8 +195,7 @@ def _worker(
     openmp: Sequence[OpenMP],
 ) -> ProcessSpec:
     size = len(bindings)
-    own = {"DMLC_WORKER_ID": "0", "BYTEPS_LOCAL_RANK": str(index), "BYTEPS_LOCAL_SIZE": str(size)}
-    environment = openmp[index].settle({**common, **own})
+    environment = openmp[index].settle({**common, "DMLC_WORKER_ID": "0", **local_variables(index, size)})
     return ProcessSpec(
         Role.WORKER, f"worker {index}", options.command, environment, read_stdin=size == 1, cores=bindings[index]
     )
@@ -232,6 +231,12 @@ def notes_without_server(options: Options) -> list[str]:
         return []
     hint = " and ".join(word.replace("--", "--worker-") for word in words if word.startswith("--"))
     return [f"no server is started here, so this is not used: {' '.join(words)} (for workers: {hint})"]
+
+
+def local_variables(index: int, size: int) -> dict[str, str]:
+    """What tells a worker its place on its machine; scripts for torch.distributed look for the words of torchrun."""
+    own = {"BYTEPS_LOCAL_RANK": str(index), "BYTEPS_LOCAL_SIZE": str(size)}
+    return own | {"LOCAL_RANK": str(index), "LOCAL_WORLD_SIZE": str(size)}
 
 
 def plural(count: int, word: str) -> str:

@@ -15,7 +15,7 @@ from byteps_py.launcher import affinity
 from byteps_py.launcher.affinity import OpenMP
 from byteps_py.launcher.arguments import Options, openmp_words
 from byteps_py.launcher.launch import launch
-from byteps_py.launcher.local import notes_without_server, plural, run_job
+from byteps_py.launcher.local import local_variables, notes_without_server, plural, run_job
 from byteps_py.launcher.processes import ProcessSpec, module_command
 from byteps_py.role import Role
 from byteps_py.settings import WorkerSettings, is_distributed, read, settings_class, why_needless
@@ -158,7 +158,7 @@ def plan_workers(
             num_threads=options.worker_omp_num_threads,
             default=OpenMP(num_threads=str(max(1, len(bound) if bound else len(cores) // size))),
         )
-        environment = openmp.settle({**common, "BYTEPS_LOCAL_RANK": str(index), "BYTEPS_LOCAL_SIZE": str(size)})
+        environment = openmp.settle({**common, **local_variables(index, size)})
         label = _label(settings, index, place)
         specs.append(ProcessSpec(Role.WORKER, label, options.command, environment, read_stdin=size == 1, cores=bound))
     return tuple(specs)

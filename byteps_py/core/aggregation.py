@@ -27,7 +27,7 @@ The open round, r, of a key::
                 of a worker for whom its node has spoken,
                 or for a node of which somebody has
     COLLECTING  push r, the first, but a worker has left,   Reject                             REJECTED
-                or the root of a BROADCAST is not a worker
+                or a BROADCAST is of somebody else
     COLLECTING  a worker leaves that has not pushed r       Reject to all contributors         REJECTED
     SUMMING     summed r                                    Reply to all who want it           COLLECTING round r+1
     SUMMING     a source of r changed meanwhile             Reject to all                      REJECTED
@@ -365,9 +365,9 @@ class Aggregation:
 
     def _tell(self, rank: int, key: int, round: int, state: KeyState) -> Reject:
         """The rejection for one worker, which by asking for this round shows that it has the last result."""
-        mask = state.members.mask
-        state.arrived |= state.members.mates[rank] if rank in state.partials else 1 << rank
-        if (state.arrived | self._departed) & mask == mask:
+        members = state.members
+        state.arrived |= members.mates[rank] if rank in state.partials else 1 << rank
+        if not members.mask & ~(state.arrived | self._departed):
             state.last = None
         return Reject(rank, key, round, *state.rejection)
 

@@ -74,7 +74,7 @@ class Sum(msgspec.Struct, frozen=True):
         sources: payloads of ``count`` elements in the order of summation; ``sources[0]`` may be overwritten by the
             result if its memory is this process's own.  One source with the divisor 1 is to be copied bit by bit.
         groups: sizes of consecutive groups of sources (one per worker machine), each summed before they are summed.
-        divisor: 1, or what the sum is divided by for AVERAGE: the number of participants, absent ones included.
+        divisor: 1, or what the sum is divided by for AVERAGE: the number of members of the key, absent ones included.
         wide: places of sources that are sums in float32 although ``dtype`` has 16 bits.
         partial: whether this is the sum of a node: not divided; of several 16-bit floats in float32; and of no source
             at all if all of its workers were absent.

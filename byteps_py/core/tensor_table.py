@@ -119,7 +119,7 @@ class TensorTable:
 
     def _too_many(self, spec: TensorSpec, new: Mapping[str, TensorSpec]) -> Conflict | None:
         """The conflict of a tensor for whose id its group has no number left; ``new`` as in :meth:`_disagreement`."""
-        if not spec.group or spec.name in self._entries:
+        if not spec.group or spec.name in self._entries or spec.name in new:
             return None
         count = self._counts.get(spec.group, 0)
         if (

@@ -65,8 +65,8 @@ class Node:
         self._leaves = False
 
     def route(self, placement: Placement, spec: TensorSpec) -> Placement:
-        """See :meth:`byteps_py.roles.neighbours.Neighbours.route`; a tensor was placed.  One of a group of workers goes
-        to its servers directly: who of the node is in the group is not worth a machine of its own."""
+        """See :meth:`byteps_py.roles.neighbours.Neighbours.route`; a tensor was placed. That of a group of workers goes
+        to its servers directly, since not all of the node are in the group."""
         if spec.group:
             return placement
         routed = self._neighbours.route(placement, spec.nbytes)

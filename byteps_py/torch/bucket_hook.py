@@ -9,13 +9,15 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from typing import Any, Final
 
 import torch
 
 from byteps_py import session as _session
+from byteps_py.session import Session
 from byteps_py.torch.compression import Compression, Compressor
-from byteps_py.torch.futures import complete_later
+from byteps_py.torch.futures import Completer
 from byteps_py.torch.tensors import as_array, copy_back, spec_of, stage
 from byteps_py.types import Operation
 
@@ -38,6 +40,11 @@ class CommHookState:
             raise TypeError(f"CommHookState takes bps.Compression.none, .fp16 or .bf16, not {compression!r}")
         self.compression = compression
         self.name = str(next(_numbers)) if name is None else name
+        self._completers: weakref.WeakKeyDictionary[Session, Completer] = weakref.WeakKeyDictionary()
+
+    def completer(self, session: Session) -> Completer:
+        """Of the futures of this state's buckets."""
+        return self._completers.setdefault(session, Completer())
 
     def __repr__(self) -> str:
         return f"CommHookState(compression={self.compression!r}, name={self.name!r})"
@@ -51,7 +58,7 @@ def comm_hook(state: CommHookState | None, bucket: Any) -> torch.futures.Future[
 
     Buckets are matched by index, dtype and size, and those that look alike by their order, so models may do without a
     state of their own as long as all workers go through their backward passes in the same order (which
-    DistributedDataParallel demands anyway); with one, several models can also be under way at once.
+    DistributedDataParallel demands anyway); with one, threads may train several models at once.
 
     Args:
         state: None, or one for each model.
@@ -85,7 +92,7 @@ def comm_hook(state: CommHookState | None, bucket: Any) -> torch.futures.Future[
         copy_back(staged, buffer)
         return buffer
 
-    return complete_later(pending.wait, finish)
+    return chosen.completer(session).future(pending.wait, finish)
 
 
 comm_hook.__annotations__ = {}  # torch compares them with types of its own, which are not there in every build

@@ -23,6 +23,7 @@ import torch
 from byteps_py import session as _session
 from byteps_py.errors import AgreementError, NotInitializedError
 from byteps_py.session import Session
+from byteps_py.torch.futures import Completer
 from byteps_py.torch.tensors import as_array, as_bytes
 from byteps_py.torch.works import Waitable, Work
 from byteps_py.types import DType, Operation, TensorSpec
@@ -59,6 +60,7 @@ class Circle:
         self._calls: Counter[str] = Counter()
         self._broken: AgreementError | None = None
         self._closed = False
+        self._completer = Completer()
 
     @property
     def size(self) -> int:
@@ -100,7 +102,7 @@ class Circle:
             finish = begin(exchange)
             self._calls[claim] += 1
         waiting: list[Waitable] = exchange.pending if check is None else [_Checked(check, exchange.pending)]
-        return Work(what, waiting, finish, seconds, tensors, source)
+        return Work(what, waiting, finish, seconds, self._completer, tensors, source)
 
     def close(self) -> None:
         """The group is destroyed: no more calls. Those under way go on."""

@@ -1,8 +1,5 @@
 """torch's futures of what the session does.
 
-One thread completes them, in the order in which they were asked for, so that DistributedDataParallel can go on with its
-backward pass; it is made when it is first needed.
-
 A future that fails must not be given an exception (torch 2.13 crashes on one that DistributedDataParallel waits for):
 callers get one whose callback raises.
 """
@@ -13,33 +10,70 @@ import atexit
 import os
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 
-__all__ = ["complete_later"]
+__all__ = ["Completer"]
 
 _EXIT_SECONDS: Final = 5.0
 """How long the end of the interpreter waits for futures that are under way."""
 
 
-def complete_later(wait: Callable[[], object], result: Callable[[], Any]) -> torch.futures.Future[Any]:
-    """A future of ``result()`` after ``wait()`` has returned; if that raises, so does waiting for the future.
+class Completer:
+    """Completes futures in the order in which they were asked for, in a thread that is made when it is first needed and
+    ends with this object.  Any thread.
 
-    Both are called by other threads, ``wait`` once those that were asked for before have ended.
+    Whatever may wait for one another in different orders on different workers needs completers of its own.
     """
-    parent: torch.futures.Future[None] = torch.futures.Future()
-    entry = _Entry(wait, parent)
 
-    def outcome(_: object) -> Any:
-        if entry.error is not None:
-            raise entry.error.with_traceback(None)
-        return result()
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._pid = 0
 
-    given: torch.futures.Future[Any] = parent.then(outcome)
-    _thread_of_this_process().add(entry)
-    return given
+    def future(self, wait: Callable[[], object], result: Callable[[], Any]) -> torch.futures.Future[Any]:
+        """A future of ``result()`` after ``wait()`` has returned; if that raises, so does waiting for the future.
+
+        Both are called by the thread, ``wait`` once those that were asked for before have ended.
+        """
+        parent: torch.futures.Future[None] = torch.futures.Future()
+        entry = _Entry(wait, parent)
+
+        def outcome(_: object) -> Any:
+            if entry.error is not None:
+                raise entry.error.with_traceback(None)
+            return result()
+
+        given: torch.futures.Future[Any] = parent.then(outcome)
+        with self._lock:
+            if self._pid != os.getpid():  # also in a forked child, which has no thread
+                self._start()
+            self._queue.put(entry)
+        return given
+
+    def close(self) -> None:
+        """Complete what was asked for, and end the thread; gives up after a few seconds."""
+        with self._lock:
+            thread = self._thread if self._pid == os.getpid() else None
+            self._pid = 0
+            self._queue.put(None)
+        if thread is not None:
+            thread.join(_EXIT_SECONDS)
+
+    def _start(self) -> None:
+        self._queue = queue.SimpleQueue()
+        self._thread = threading.Thread(target=_run, args=(self._queue,), name="byteps-futures", daemon=True)
+        self._thread.start()
+        self._pid = os.getpid()
+        weakref.finalize(self, self._queue.put, None).atexit = False
+        with _lock:
+            if not _started:
+                atexit.register(_close_all)  # after init() has done so, thus run before the session leaves
+            _started.add(self)
 
 
 class _Entry:
@@ -56,45 +90,23 @@ class _Entry:
         self._future.set_result(None)
 
 
-class _Completer:
-    """The thread that completes futures."""
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self._queue: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="byteps-futures", daemon=True)
-        self._thread.start()
-        atexit.register(self.close)  # after init() has done so, thus run before the session leaves
-
-    def add(self, entry: _Entry) -> None:
-        self._queue.put(entry)
-
-    def close(self) -> None:
-        """Complete what was added, and end the thread; gives up after a few seconds."""
-        if self.pid == os.getpid():
-            self._queue.put(None)
-            self._thread.join(_EXIT_SECONDS)
-
-    def _run(self) -> None:
-        while self._perform_next():
-            pass
-
-    def _perform_next(self) -> bool:
-        # A function of its own: the thread must not hold on to the last tensors while it waits for the next.
-        entry = self._queue.get()
-        if entry is not None:
-            entry.perform()
-        return entry is not None
+_lock: Final = threading.Lock()
+_started: Final[weakref.WeakSet[Completer]] = weakref.WeakSet()
 
 
-_making: Final = threading.Lock()
-_completers: Final[dict[int, _Completer]] = {}
-"""By process; that of the parent is of no use in a forked child."""
+def _close_all() -> None:
+    for each in list(_started):
+        each.close()
 
 
-def _thread_of_this_process() -> _Completer:
-    with _making:
-        found = _completers.get(os.getpid())
-        if found is None:
-            found = _completers[os.getpid()] = _Completer()
-        return found
+def _run(entries: queue.SimpleQueue[_Entry | None]) -> None:
+    while _perform_next(entries):
+        pass
+
+
+def _perform_next(entries: queue.SimpleQueue[_Entry | None]) -> bool:
+    # A function of its own: the thread must not hold on to the last tensors while it waits for the next.
+    entry = entries.get()
+    if entry is not None:
+        entry.perform()
+    return entry is not None

@@ -34,8 +34,8 @@ __all__ = ["BytePSProcessGroup", "create"]
 Tensors = list[torch.Tensor]
 
 _lock: Final = threading.Lock()
-_made: Final[Counter[str]] = Counter()
-"""How many groups this process has made, by name."""
+_made: Final[Counter[tuple[int, str]]] = Counter()
+"""How many groups this process has made, by its rank in the job and the name."""
 
 
 def create(options: Any, backend_options: object = None) -> BytePSProcessGroup:
@@ -59,21 +59,23 @@ def create(options: Any, backend_options: object = None) -> BytePSProcessGroup:
             "init_process_group() must be called by all of them; under torchrun DMLC_NUM_WORKER is the number of "
             "machines (--nnodes), and the other DMLC_* variables must be equal everywhere"
         )
-    members = _exchange_ranks(options.store, rank, size, session)
+    members, turn = _exchange_ranks(options, session)
     group = session.form_group(members)
-    with _lock:  # what a group of the same name has left unfinished must not meet this one
-        turn = _made[options.group_id] = _made[options.group_id] + 1
     circle = Circle(f"{options.group_id}.{group}.{turn}", members, rank, group)
     return BytePSProcessGroup(circle, options.timeout)
 
 
-def _exchange_ranks(store: Any, rank: int, size: int, session: Session) -> list[int]:
-    """The ranks in the job of the members of a group, by their ranks there."""
-    store.set(f"worker/{rank}", f"{session.rank} {session.size}")
-    found = []
+def _exchange_ranks(options: Any, session: Session) -> tuple[list[int], int]:
+    """The ranks in the job of the members of a group, by their ranks there; and a number that groups of the same name
+    before had not: what these have left in the store, or unfinished, must not meet this one."""
+    store, rank, size = options.store, options.group_rank, options.group_size
+    with _lock:
+        turn = _made[session.rank, options.group_id] = _made[session.rank, options.group_id] + 1
+    store.set(f"worker/{turn}/{rank}", f"{session.rank} {session.size}")
+    found: list[int] = []
     for member in range(size):
         try:
-            worker, workers = map(int, store.get(f"worker/{member}").split())
+            worker, workers = map(int, store.get(f"worker/{turn}/{member}").split())
         except RuntimeError as error:  # torch's errors of stores
             raise TransportTimeout(
                 f"rank {member} of a process group of {size} has not come: all members must create it ({error})"
@@ -85,7 +87,7 @@ def _exchange_ranks(store: Any, rank: int, size: int, session: Session) -> list[
                 "DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT, and run in one torch.distributed job"
             )
         found.append(worker)
-    return found
+    return found, turn
 
 
 class BytePSProcessGroup(dist.ProcessGroup):
@@ -97,7 +99,7 @@ class BytePSProcessGroup(dist.ProcessGroup):
     """
 
     def __init__(self, circle: Circle, timeout: datetime.timedelta) -> None:
-        super().__init__(circle.rank, circle.size)
+        super().__init__(circle.rank, circle.size)  # type: ignore[call-arg]  # the stubs know one of two ways
         self._circle = circle
         self._timeout = timeout
         self._lock = threading.Lock()

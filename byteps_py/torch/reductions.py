@@ -60,9 +60,10 @@ def name_of(op: Any) -> str:
     for name in _NAMES:
         if op == getattr(dist.ReduceOp, name):
             return name
+    asked = getattr(op, "op", op)
     raise UnsupportedError(
-        f"the backend byteps does not reduce by {op}; supported are {', '.join(_NAMES)}: scale the tensor before the "
-        "call, and use SUM"
+        f"the backend byteps does not reduce by {asked}; supported are {', '.join(_NAMES)}: scale the tensor before "
+        "the call, and use SUM"
     )
 
 

@@ -17,7 +17,7 @@ import torch
 from torch.distributed.distributed_c10d import Work as _TorchWork
 
 from byteps_py.errors import NotInitializedError, TransportTimeout
-from byteps_py.torch.futures import complete_later
+from byteps_py.torch.futures import Completer
 
 __all__ = ["Waitable", "Work"]
 
@@ -47,6 +47,7 @@ class Work(_TorchWork):
         finish: brings the results to the caller's tensors; called once, by whoever finds all operations done; may
             raise what is amiss with them.
         seconds: how long it may take; None for as long as the session allows.
+        completer: of its future.
         tensors: what :meth:`result` and the future give.
         source: the rank in its group from which it receives.
     """
@@ -57,6 +58,7 @@ class Work(_TorchWork):
         waiting: Sequence[Waitable],
         finish: Callable[[], object],
         seconds: float | None,
+        completer: Completer,
         tensors: Sequence[torch.Tensor] = (),
         source: int = -1,
     ) -> None:
@@ -65,6 +67,7 @@ class Work(_TorchWork):
         self._waiting = tuple(waiting)
         self._finish: Callable[[], object] | None = finish
         self._seconds = seconds
+        self._completer = completer
         self._deadline = None if seconds is None else time.monotonic() + seconds
         self._tensors = list(tensors)
         self._source = source
@@ -127,7 +130,7 @@ class Work(_TorchWork):
 
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of :meth:`result`; waiting for it raises a RuntimeError with the text of what :meth:`wait` would."""
-        return complete_later(self.wait, self.result)
+        return self._completer.future(self.wait, self.result)
 
     def _complete(self, until: float | None, limit: float | None) -> None:
         if os.getpid() != self._pid:

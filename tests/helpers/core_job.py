@@ -21,7 +21,7 @@ import numpy.typing as npt
 from byteps_py.core.aggregation import Accept, Action, Aggregation, Contribution, Missing, Reject, Reply, Sum
 from byteps_py.core.delivery import Delivery
 from byteps_py.core.pipeline import Pipeline, Start
-from byteps_py.types import DType, Operation, Participant, Partition, make_key
+from byteps_py.types import DType, Operation, Participant, Partition, group_of, make_key
 
 Array: TypeAlias = npt.NDArray[np.int64]
 ITEMSIZE = 8
@@ -104,6 +104,8 @@ class Server:
     def __init__(self, job: Job, participants: Sequence[Participant]) -> None:
         self._job = job
         self.aggregation = Aggregation(participants)
+        for group, ranks in job.groups.items():
+            self.aggregation.members.form(group, ranks)
         self.sums: set[tuple[int, int]] = set()
 
     def perform(self, actions: Sequence[Action]) -> None:
@@ -226,6 +228,7 @@ class Job:
         scripts: per worker the calls it makes, in order.
         tensors: by id.
         nodes: the machine of each worker.
+        groups: ranks of each group of workers, by id.
         spread: calls are made at random times within so many seconds (0: all at once, at the start).
         accept_late: acceptances are withheld, so that windows open only with results (which is wrong).
         leaves: workers that say goodbye when their script has ended.
@@ -238,6 +241,7 @@ class Job:
     num_servers: int = 1
     window_bytes: int = 1 << 20
     nodes: Sequence[int] = ()
+    groups: dict[int, Sequence[int]] = field(default_factory=dict)
     network: Network = field(default_factory=Network)
     seed: int = 0
     spread: float = 0.0
@@ -349,20 +353,22 @@ class Job:
 
 
 def expected(job: Job, rank: int, index: int) -> Array | None:
-    """What call ``index`` of ``rank`` must give: every contribution of every worker to it exactly once."""
+    """What call ``index`` of ``rank`` must give: every contribution of every worker of the group exactly once."""
     call = job.scripts[rank][index]
+    group = group_of(make_key(call.tensor_id, 0))
+    members = job.groups[group] if group else range(len(job.scripts))
     nth = [each.tensor_id for each in job.scripts[rank][:index]].count(call.tensor_id)
     whole = Partition(0, 0, sum(each.count for each in job.tensors[call.tensor_id]), 0)
     total = np.zeros(whole.count, dtype=np.int64)
     found = False
-    for other, script in enumerate(job.scripts):
-        theirs = [each for each in script if each.tensor_id == call.tensor_id][nth]
+    for other in members:
+        theirs = [each for each in job.scripts[other] if each.tensor_id == call.tensor_id][nth]
         if theirs.absent or (call.operation is Operation.BROADCAST and call.root != other):
             continue
         found = True
         total += digits(other, theirs, whole)
     if call.operation is Operation.AVERAGE:
-        total //= len(job.scripts)
+        total //= len(members)
     return total if found else None
 
 

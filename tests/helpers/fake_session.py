@@ -21,6 +21,7 @@ import pytest
 
 from byteps_py import session as _session
 from byteps_py.errors import AgreementError, JobAborted, NotInitializedError, TransportTimeout
+from byteps_py.roles.groups import KnownGroups
 from byteps_py.types import DType, Operation, TensorSpec
 
 Array = npt.NDArray[Any]
@@ -48,7 +49,10 @@ class FakePending:
         self.absent = False
 
     def done(self) -> bool:
-        return self._entry.done
+        return self._entry.done or self._job.is_broken()
+
+    def sleep(self, seconds: float | None = None) -> None:
+        self._job.sleep(lambda: self._entry.done, seconds)
 
     def wait(self) -> Array:
         self._job.wait_for(lambda: self._entry.done, f"tensor {self._spec.name!r}")
@@ -74,6 +78,7 @@ class FakeSession:
     def __init__(self, job: FakeJob, rank: int) -> None:
         self._job = job
         self._rounds: dict[str, int] = {}
+        self._groups = KnownGroups(rank, job.size)
         self.rank = self.local_rank = rank
         self.size = self.local_size = job.size
         self.declared: list[list[TensorSpec]] = []
@@ -85,7 +90,12 @@ class FakeSession:
     def declare(self, specs: Sequence[TensorSpec]) -> None:
         self.declared.append(list(specs))
         for spec in specs:
+            if spec.group:
+                self._groups.check(spec)
             self._job.check_spec(self.rank, spec)
+
+    def form_group(self, ranks: Sequence[int]) -> int:
+        return self._groups.form(ranks, self._job.form_group)
 
     def submit(
         self,
@@ -104,6 +114,8 @@ class FakeSession:
                 assert array.dtype == spec.dtype.storage
                 assert array.size == spec.count
         assert output is None or output.flags.writeable
+        if spec.group:
+            self._groups.check(spec, operation, root)
         record = self.agreements if spec.name.startswith("Agreement.") else self.submitted
         record.append(Submitted(spec.name, operation, priority, step, source is None))
         self._job.check_spec(self.rank, spec)
@@ -135,6 +147,7 @@ class FakeJob:
         self._condition = threading.Condition()
         self._rounds: dict[tuple[str, int], _Round] = {}
         self._specs: dict[str, tuple[int, TensorSpec]] = {}
+        self._groups: dict[tuple[int, ...], int] = {tuple(range(size)): 0}
         self._broken: str | None = None
 
     def fail(self, reason: str) -> None:
@@ -149,6 +162,18 @@ class FakeJob:
                 raise TransportTimeout(f"waited {_DEADLINE_SECONDS} s for {what}")
             if not done():
                 raise JobAborted(f"while waiting for {what}: {self._broken}")
+
+    def is_broken(self) -> bool:
+        return self._broken is not None
+
+    def sleep(self, done: Callable[[], bool], seconds: float | None) -> None:
+        with self._condition:
+            self._condition.wait_for(lambda: done() or self._broken, seconds)
+
+    def form_group(self, ranks: tuple[int, ...]) -> int:
+        """The id of these workers, which rise."""
+        with self._condition:
+            return self._groups.setdefault(ranks, len(self._groups))
 
     def check_spec(self, rank: int, spec: TensorSpec) -> None:
         with self._condition:
@@ -173,7 +198,8 @@ class FakeJob:
             entry.claims[rank] = claim
             entry.sources[rank] = source
             pending = entry.pending[rank] = FakePending(self, spec, output, entry)
-            if len(entry.sources) == self.size:
+            members = next(ranks for ranks, group in self._groups.items() if group == spec.group)
+            if len(entry.sources) == len(members):
                 if len(set(entry.claims.values())) > 1:
                     sides = ", ".join(f"worker {each} pushes {text}" for each, text in sorted(entry.claims.items()))
                     entry.error = f"tensor {spec.name!r}: {sides}"

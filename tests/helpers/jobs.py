@@ -95,6 +95,11 @@ class Job:
         arguments = ["-m", "byteps_py.launcher", *command]
         self._start(f"worker{index}", arguments, DMLC_ROLE="worker", DMLC_WORKER_ID=str(index), **environ)
 
+    def torchrun(self, processes: int, script: Path) -> None:
+        """Start worker processes by torchrun, which tells them nothing of the job."""
+        arguments = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), str(script)]
+        self._start("worker0", arguments, DMLC_ROLE="", DMLC_NUM_WORKER="")
+
     def _start(self, name: str, arguments: list[str], **environ: str) -> None:
         role = {"DMLC_ROLE": name.rstrip("0123456789")}
         with (self.folder / name).open("wb") as output:

@@ -36,6 +36,14 @@ def test_the_bits_do_not_depend_on_the_transport_nor_on_where_gradients_live() -
     assert len({each["params_sha256"] for each in results}) == 1
 
 
+@needs_torch
+def test_an_ordinary_script_for_torch_distributed_learns_too() -> None:
+    results = [launch(2, servers, "torch_ddp.py", "--epochs", "5") for servers in (1, 2)]
+    assert len({each["params_sha256"] for each in results}) == 1
+    assert results[0]["accuracy"] >= 0.95
+    assert results[0]["steps"] == 5 * 44
+
+
 @pytest.mark.parametrize("example", BOTH)
 def test_a_resumed_run_ends_with_the_same_parameters(example: str, tmp_path: Path) -> None:
     whole = launch(2, 1, example, "--epochs", "3")

@@ -166,6 +166,29 @@ class TestTensors:
         with pytest.raises(RemoteProtocolError, match="malformed"):
             decode_control(declare(tensor))
 
+    @pytest.mark.parametrize("group", [-1, 8192, 2**40])
+    def test_of_a_group_that_cannot_be(self, group: int) -> None:
+        with pytest.raises(RemoteProtocolError, match=f"'w' is of group {group}: groups are 0"):
+            decode_control(declare(("w", 1, (), group)))
+
+
+class TestGroups:
+    @pytest.mark.parametrize("kind", ["form-group", "group"])
+    @pytest.mark.parametrize("ranks", [(), (1, 1), (2, 1)])
+    def test_ranks_that_cannot_be(self, kind: str, ranks: tuple[int, ...]) -> None:
+        number = {"form-group": "request", "group": "group"}[kind]
+        with pytest.raises(RemoteProtocolError, match="a group cannot have the ranks"):
+            decode_control(pack(type=kind, ranks=ranks, **{number: 1}))
+
+    @pytest.mark.parametrize("group", [-1, 0, 8192])
+    def test_a_number_that_cannot_be(self, group: int) -> None:
+        with pytest.raises(RemoteProtocolError, match="malformed"):
+            decode_control(pack(type="group-known", group=group))
+
+    def test_a_long_problem_is_cut(self) -> None:
+        arrived = decode_control(encode_control(control.GroupFormed(1, 0, "x" * 5000)))
+        assert arrived == control.GroupFormed(1, 0, "x" * 4095 + "…")
+
 
 class TestPlacements:
     def test_partitions_that_follow_one_another(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from byteps_py.types import Operation, split_key
+from byteps_py.types import Operation, group_of, make_key, make_tensor_id, split_key
 from tests.helpers.core_job import ITEMSIZE, Call, Job, Network, Stuck, check_results, digits, expected, make_tensor
 
 LAYERS = 50
@@ -30,20 +30,35 @@ def shuffled(calls: Sequence[Call], chance: random.Random) -> list[Call]:
     return [next(per_tensor[tensor]) for tensor in tensors]
 
 
-def random_job(seed: int, network: Network, num_workers: int, num_servers: int, window_bytes: int) -> Job:
-    """A few tensors of several partitions, a few steps, all operations, some contributions absent."""
+def random_job(
+    seed: int, network: Network, num_workers: int, num_servers: int, window_bytes: int, num_groups: int = 0
+) -> Job:
+    """A few tensors of several partitions, a few steps, all operations, some contributions absent.
+
+    There may be groups of workers, which overlap, with tensors of their own.
+    """
     chance = random.Random(seed)
+    groups = {
+        group: sorted(chance.sample(range(num_workers), chance.randint(1, num_workers)))
+        for group in range(1, num_groups + 1)
+    }
     tensors = {
         tensor: make_tensor(tensor, [chance.randrange(6) for _ in range(chance.randrange(1, 5))], num_servers)
-        for tensor in range(4)
+        for tensor in [*range(4), *(make_tensor_id(group, number) for group in groups for number in range(2))]
     }
+    members = {tensor: groups.get(group_of(make_key(tensor, 0)), range(num_workers)) for tensor in tensors}
     calls = [
-        Call(tensor, chance.choice(list(Operation)), step, chance.randrange(num_workers), -tensor)
+        Call(tensor, chance.choice(list(Operation)), step, chance.choice(members[tensor]), -tensor)
         for step in range(4)
         for tensor in tensors
     ]
     scripts = [
-        [replace(call, absent=chance.random() < 0.2) for call in shuffled(calls, chance)] for _ in range(num_workers)
+        [
+            replace(call, absent=chance.random() < 0.2)
+            for call in shuffled(calls, chance)
+            if rank in members[call.tensor_id]
+        ]
+        for rank in range(num_workers)
     ]
     return Job(
         scripts,
@@ -51,6 +66,7 @@ def random_job(seed: int, network: Network, num_workers: int, num_servers: int, 
         num_servers,
         window_bytes,
         nodes=[chance.randrange(2) for _ in range(num_workers)],
+        groups=groups,
         network=network,
         seed=seed,
         spread=chance.choice((0.0, 1.0)),
@@ -64,6 +80,7 @@ class TestExactlyOnce:
         num_workers=st.integers(1, 5),
         num_servers=st.integers(1, 3),
         window=st.sampled_from([0, ITEMSIZE, 10 * ITEMSIZE, 1 << 20]),
+        num_groups=st.integers(0, 3),
         network=st.builds(
             Network,
             delay=st.sampled_from([0.0, 0.01, 3.0]),
@@ -72,8 +89,10 @@ class TestExactlyOnce:
             duplication=st.sampled_from([0.0, 0.1, 0.5]),
         ),
     )
-    def test_any_network(self, seed: int, num_workers: int, num_servers: int, window: int, network: Network) -> None:
-        job = random_job(seed, network, num_workers, num_servers, window)
+    def test_any_network(
+        self, seed: int, num_workers: int, num_servers: int, window: int, num_groups: int, network: Network
+    ) -> None:
+        job = random_job(seed, network, num_workers, num_servers, window, num_groups)
         job.run()
         check_results(job)
         assert all(server.aggregation.waiting() == [] for server in job.servers)

@@ -6,7 +6,19 @@ from byteps_py.core.actions import Action, Log, Send
 from byteps_py.core.job import EPOCH, Job
 from byteps_py.core.roster import Roster
 from byteps_py.types import DType, TensorSpec
-from byteps_py.wire.control import BarrierDone, Conflict, Declare, Declared, Notice, Waiting, Welcome
+from byteps_py.wire.control import (
+    BarrierDone,
+    Conflict,
+    Declare,
+    Declared,
+    FormGroup,
+    Group,
+    GroupFormed,
+    GroupKnown,
+    Notice,
+    Waiting,
+    Welcome,
+)
 from tests.helpers.registrations import server, worker
 
 NONCE = 2**64 - 5
@@ -94,6 +106,18 @@ class TestDeclare:
         running.left.add(b"w1")
         told = [peer for peer, kind in _kinds(running.declare(b"w2", declare(OTHER_W))) if kind is Conflict]
         assert told == [b"w2", b"w3"]
+
+
+class TestGroup:
+    def test_it_is_told_to_all_servers_and_then_to_who_has_asked(self) -> None:
+        running = job(3)
+        group = Group(1, (0, 2))
+        assert running.group(b"w3", FormGroup(4, (0, 2))) == [Send(peer, group) for peer in (b"s100", b"s101")]
+        assert running.group(b"s101", GroupKnown(1)) == []
+        assert running.group(b"s100", GroupKnown(1)) == [Send(b"w3", GroupFormed(4, 1))]
+
+    def test_who_is_not_in_it_does_not_get_it(self) -> None:
+        assert _kinds(job(3).group(b"w2", FormGroup(4, (0, 2)))) == [(b"w2", GroupFormed)]
 
 
 class TestBarrier:

@@ -57,6 +57,8 @@ def test_the_environment_of_a_worker() -> None:
         "BYTEPS_LAUNCH_ID": "9a",
         "BYTEPS_LOCAL_RANK": "1",
         "BYTEPS_LOCAL_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
         "BYTEPS_START_TIMEOUT": "0",
         "OMP_NUM_THREADS": "2",
         "PYTHONUNBUFFERED": "1",

@@ -45,6 +45,8 @@ def test_each_local_worker_has_its_own_rank() -> None:
             **environ,
             "BYTEPS_LOCAL_RANK": str(index),
             "BYTEPS_LOCAL_SIZE": "3",
+            "LOCAL_RANK": str(index),
+            "LOCAL_WORLD_SIZE": "3",
             "BYTEPS_LAUNCH_ID": "9a",
             "OMP_NUM_THREADS": "2",
             "PYTHONUNBUFFERED": "1",

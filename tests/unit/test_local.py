@@ -7,6 +7,7 @@ import pytest
 
 from byteps_py.errors import AgreementError, TransportError
 from byteps_py.roles.local import LocalWorker
+from byteps_py.session import Session
 from byteps_py.telemetry.stages import WORKER_STAGES
 from byteps_py.types import DType, Operation, TensorSpec
 
@@ -58,6 +59,16 @@ def test_a_name_keeps_its_shape() -> None:
         worker.submit(TensorSpec("w", DType.FLOAT32, (4,)), np.ones(4, np.float32), None, Operation.SUM)
     worker.barrier()
     worker.close()
+
+
+def test_the_one_group_is_its_own() -> None:
+    session = Session(LocalWorker())
+    assert session.form_group([0]) == session.form_group((0,)) == LocalWorker().form_group((0,)) == 0
+    for ranks in ([], [1], [0, 0]):
+        with pytest.raises(ValueError, match="rank"):
+            session.form_group(ranks)
+    with pytest.raises(ValueError, match="group 1, which this process has not formed"):
+        session.submit(TensorSpec("w", DType.FLOAT32, (2, 2), 1), None, None, Operation.SUM)
 
 
 def test_no_stage_is_passed() -> None:

@@ -9,7 +9,7 @@ import pytest
 from byteps_py.roles.message_log import describe, log_messages
 from byteps_py.transport.base import Message
 from byteps_py.transport.loopback import LoopbackNetwork
-from byteps_py.types import make_key
+from byteps_py.types import make_key, make_tensor_id
 from byteps_py.wire.control import Heartbeat, encode_control
 from byteps_py.wire.header import Header, Opcode, encode
 from tests.helpers.messages import BUNDLES
@@ -17,6 +17,12 @@ from tests.helpers.messages import BUNDLES
 HEARTBEAT = encode_control(Heartbeat())
 PUSH = encode(
     Header(opcode=Opcode.PUSH, sender=0, job=1, incarnation=2, epoch=0, key=make_key(3, 1), round=7, count=2, length=8)
+)
+
+OF_A_GROUP = encode(
+    Header(
+        opcode=Opcode.PULL, sender=0, job=1, incarnation=2, epoch=0, key=make_key(make_tensor_id(8191, 3), 1), round=7
+    )
 )
 
 
@@ -30,6 +36,7 @@ def many(name: str) -> list[bytes]:
     [
         ([HEARTBEAT], f"Heartbeat, {len(HEARTBEAT)} bytes"),
         ([PUSH, memoryview(bytes(8))], "PUSH of tensor 3, partition 1, round 7, 8 bytes"),
+        ([OF_A_GROUP], "PULL of tensor 3 of group 8191, partition 1, round 7, 0 bytes"),
         (many("push-many"), "PUSH_MANY of 2 tensors, number 17, 8 bytes"),
         (many("result-many"), "RESULT_MANY of 2 tensors, 16 bytes"),
         (many("push-many")[:2], "an unreadable message, 168 bytes"),

@@ -13,7 +13,7 @@ import pytest
 
 from byteps_py.errors import RemoteProtocolError
 from byteps_py.roles.engine import INLINE_BYTES
-from byteps_py.types import DType, Operation, make_key
+from byteps_py.types import DType, Operation, make_key, make_tensor_id
 from byteps_py.wire.bundle import BUNDLE_KEY
 from byteps_py.wire.header import RANK_ENTRY, Opcode
 from tests.helpers.rounds_stage import Item, RoundsStage, Stamp, floats
@@ -360,6 +360,65 @@ class TestLeaving:
         stage.advance()
         answers = stage.received(1)
         assert [(each.opcode, each.header.key) for each in answers] == [(Opcode.REJECT, key) for key in (A, B, C, D)]
+
+
+class TestGroups:
+    """Keys of which not all workers are members; worker 2 is not in group 1."""
+
+    KEY = make_key(make_tensor_id(1, 0), 0)
+
+    @pytest.fixture(params=["native", "reference"])
+    def stage(self, request: pytest.FixtureRequest) -> Iterator[RoundsStage]:
+        made = RoundsStage((0, 1, 1), kernel=request.param, timed=True)
+        made.rounds.form(1, (0, 1))
+        made.rounds.form(1, (0, 1))
+        yield made
+        made.close()
+
+    def test_among_bundles_of_all_and_in_memory_of_workers(self, stage: RoundsStage) -> None:
+        places = []
+        for round_ in (1, 2, 3):
+            for rank in (2, 1, 0):
+                stage.push_many(rank, items(round_))
+                if rank < 2:
+                    item = Item(self.KEY, floats(rank, 8), round_, operation=Operation.AVERAGE)
+                    stage.push(rank, item, Stamp())
+            for rank in (0, 1):
+                answers = stage.received(rank)
+                (alone,) = [each for each in answers if each.opcode is Opcode.RESULT]
+                assert list(alone.results()) == [(self.KEY, round_, floats(0.5, 8).tobytes(), 2)]
+                assert any(each.opcode is Opcode.RESULT_MANY for each in answers)
+                places.append(stage.endpoint.lies_in(alone.frames[1]))
+            assert set(results(stage, 2)) == {(key, round_) for key in (A, B, C)}
+        assert places[0] == places[1] == places[4] == places[5] != places[2] == places[3]
+        assert stage.rounds.stages()["wait for others"][0] == 3 * 2 + 3 * 3  # contributions alone, and bundles
+
+    def test_who_asks_hears_which_members_are_missing(self, stage: RoundsStage) -> None:
+        stage.push(1, Item(self.KEY, floats(1)))
+        answer = stage.pull(1, self.KEY)
+        assert (answer.opcode, list(RANK_ENTRY.iter_unpack(answer.payload))) == (Opcode.WAITING, [(0,)])
+        assert stage.pull(0, self.KEY).opcode is Opcode.MISSING
+        assert b"worker 2 is not one of those who contribute" in stage.pull(2, self.KEY).payload
+
+    def test_in_a_bundle_it_is_taken_alone(self, stage: RoundsStage) -> None:
+        for rank in (0, 1, 2):
+            stage.push_many(rank, [Item(self.KEY, floats(rank + 1)), *items()])
+        found = [stage.received(rank) for rank in (0, 1, 2)]
+        for rank, answers in enumerate(found):
+            (alone,) = [each for each in answers if each.header.key == self.KEY]
+            assert alone.opcode is (Opcode.REJECT if rank == 2 else Opcode.RESULT)
+            assert sum(len(list(each.results())) for each in answers if each.opcode is Opcode.RESULT_MANY) == 3
+
+    def test_others_may_leave(self, stage: RoundsStage) -> None:
+        stage.push(0, Item(self.KEY, floats(1)))
+        stage.rounds.left(2)
+        stage.push(1, Item(self.KEY, floats(2)))
+        assert results(stage, 0) == {(self.KEY, 1): ([3], 2)}
+        stage.push(0, Item(self.KEY, floats(1), 2))
+        stage.received(0)
+        stage.rounds.left(1)
+        (answer,) = stage.received(0)
+        assert (answer.opcode, answer.header.detail) == (Opcode.REJECT, 1)
 
 
 class TestBadEntries:

@@ -21,13 +21,15 @@ from byteps_py.telemetry.recorder import prepare
 from byteps_py.transport.available import OutOfMemory
 from byteps_py.transport.base import Buffer, Message
 from byteps_py.transport.loopback import LoopbackEndpoint, LoopbackNetwork
-from byteps_py.types import DType, Participant, Role, ServerInfo
+from byteps_py.types import DType, Participant, Role, ServerInfo, make_key, make_tensor_id
 from byteps_py.wire.bundle import ENTRY
 from byteps_py.wire.control import (
     Abort,
     Bye,
     ControlMessage,
     Finished,
+    Group,
+    GroupKnown,
     Heartbeat,
     Left,
     Notice,
@@ -73,7 +75,8 @@ class Stage:
         """A message of worker ``rank``; fields of the envelope may be falsified."""
         own = {"sender": rank, "job": JOB, "incarnation": 500 + rank, "epoch": 1}
         envelope = Envelope(**{name: fields.pop(name, value) for name, value in own.items()})  # type: ignore[arg-type]
-        header = envelope.header(opcode, 5, fields.pop("round", 1), length=len(payload), **fields)  # type: ignore[arg-type]
+        key = fields.pop("key", 5)
+        header = envelope.header(opcode, key, fields.pop("round", 1), length=len(payload), **fields)  # type: ignore[arg-type]
         self.workers[rank].send(b"server", [encode(header), *([payload] if payload else [])])
 
     def push(self, rank: int, *values: float, **fields: object) -> None:
@@ -416,3 +419,57 @@ def test_the_port_of_the_scheduler_is_not_listened_at(
     monkeypatch.setattr(endpoint, "listen", lambda address, ports: "tcp://127.0.0.1:9")
     with pytest.raises(SettingsError, match="is the scheduler's port"):
         Server(dataclasses.replace(SETTINGS, **changed), endpoint, 600, 0.0)  # type: ignore[arg-type]
+
+
+class TestGroups:
+    """Keys of a group: of worker 1 alone."""
+
+    KEY = make_key(make_tensor_id(7, 0), 0)
+
+    @staticmethod
+    def confirmed(stage: Stage) -> list[int]:
+        sent = [decode_control(each.frames[0]) for each in stage.scheduler.receive(0)]
+        return [each.group for each in sent if isinstance(each, GroupKnown)]
+
+    def test_a_group_is_confirmed_as_often_as_it_is_told(self, stage: Stage) -> None:
+        stage.control(Group(7, (1,)))  # before the server knows who is in the job
+        assert self.confirmed(stage) == []
+        stage.welcome()
+        stage.control(Group(7, (1,)))
+        stage.control(Group(7, (1,)))
+        assert self.confirmed(stage) == [7, 7]
+
+    def test_a_group_that_cannot_be_is_not(self, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+        stage.welcome()
+        stage.control(Group(7, (1, 2)))
+        assert self.confirmed(stage) == []
+        assert "group 7 cannot have the ranks (1, 2): workers are 0 to 1" in caplog.text
+
+    def test_a_member_is_answered_and_another_worker_is_refused(self, stage: Stage) -> None:
+        stage.welcome()
+        stage.push(1, 1, 2, key=self.KEY)
+        stage.step()
+        ((header, payload),) = stage.received(1)
+        assert header.opcode is Opcode.REJECT
+        assert b"group 7, which is not known here" in payload
+        stage.control(Group(7, (1,)))
+        for rank in range(2):
+            stage.push(rank, 1, 2, key=self.KEY)
+        stage.step()
+        ((header, payload),) = stage.received(0)
+        assert header.opcode is Opcode.REJECT
+        assert b"worker 0 is not one of those who contribute, worker 1:" in payload
+        ((header, payload),) = stage.received(1)
+        assert (header.opcode, header.detail, header.key) == (Opcode.RESULT, 1, self.KEY)
+        assert np.frombuffer(payload, np.float32).tolist() == [1, 2]
+        counts = {name: count for name, (count, _) in stages(stage).items()}
+        assert (counts["wait for others"], counts["held"]) == (1, 1)
+
+    def test_the_sum_of_a_node_is_none_of_its_messages(self, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+        stage.welcome()
+        stage.control(Group(7, (1,)))
+        flags = Flag.WANT_RESULT | Flag.PARTIAL
+        stage.send(1, Opcode.PUSH, bytes(8), key=self.KEY, count=2, flags=flags, detail=1)
+        stage.step()
+        assert stage.received(1) == []
+        assert "the sum of a node for a tensor of a group" in caplog.text

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from byteps_py.core import tensor_table
 from byteps_py.core.tensor_table import MAX_PARTITIONS, TensorTable
-from byteps_py.types import DType, Partition, TensorSpec, make_key, split_key
+from byteps_py.types import DType, Partition, TensorSpec, make_key, make_tensor_id, split_key
 from byteps_py.wire.control import (
     MAX_CONTROL_BYTES,
     MAX_NAME,
@@ -37,6 +37,39 @@ def conflict_of(table: TensorTable, each: TensorSpec, rank: int = 0) -> Conflict
     placements, (conflict,) = table.declare(rank, [each])
     assert placements == ()
     return conflict
+
+
+class TestGroups:
+    def test_each_group_counts_its_own_tensors(self) -> None:
+        table = TensorTable(1, partition_bytes=8)
+        tensors = [("a", 0), ("b", 3), ("c", 3), ("d", 0), ("e", 8191)]
+        placements, _ = table.declare(0, [TensorSpec(name, DType.FLOAT32, (3,), group) for name, group in tensors])
+        ids = [make_tensor_id(*each) for each in ((0, 0), (3, 0), (3, 1), (0, 1), (8191, 0))]
+        assert [each.tensor_id for each in placements] == ids
+        assert [p.key for each in placements for p in each.partitions] == [make_key(i, n) for i in ids for n in (0, 1)]
+
+    def test_groups_must_agree(self) -> None:
+        table = TensorTable(1, partition_bytes=8)
+        declare_one(table, TensorSpec("w", DType.FLOAT32, (3,), 2))
+        text = conflict_of(table, spec("w", 3), 1).text
+        assert "float32 (3,) of group 2 on worker 0 but float32 (3,) on worker 1" in text
+        assert "one group" in text
+
+    def test_a_group_has_only_so_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tensor_table, "GROUP_TENSORS", 3)
+        table = TensorTable(1, partition_bytes=8)
+        specs = [TensorSpec(str(index), DType.FLOAT32, (3,), 1 + index % 2) for index in range(8)]
+        placements, conflicts = table.declare(0, specs)
+        assert [each.name for each in placements] == ["0", "1", "2", "3", "4", "5"]
+        assert [each.name for each in conflicts] == ["6", "7"]
+        assert "'6' is float32 (3,) of group 1, which has 3 tensors already" in conflicts[0].text
+        assert table.declare(1, specs[:6]) == (placements, ())
+        last = TensorSpec("last", DType.FLOAT32, (3,), 3)
+        (first, again), conflicts = TensorTable(1, partition_bytes=8).declare(0, [last, last])
+        assert (first, conflicts) == (again, ())
+        monkeypatch.setattr(tensor_table, "GROUP_TENSORS", 1)
+        assert TensorTable(1, partition_bytes=8).declare(0, [last, last]) == ((first, again), ())
+        declare_one(table, spec("v", 3))
 
 
 class TestPartitions:

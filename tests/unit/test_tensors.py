@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from byteps_py import kernels
-from byteps_py.errors import AgreementError
+from byteps_py.errors import AgreementError, UnsupportedError
 from byteps_py.roles.pending import Pending
-from byteps_py.roles.tensors import Tensor, TensorOperation
+from byteps_py.roles.tensors import Tensor, TensorOperation, check_spec
 from byteps_py.transport.loopback import LoopbackNetwork
-from byteps_py.types import DType, Operation, TensorSpec
+from byteps_py.types import DType, Operation, Partition, TensorSpec, make_key, make_tensor_id
+from byteps_py.wire.control import Placement
 
 KERNELS = kernels.select("reference")
 ENDPOINT = LoopbackNetwork().endpoint(b"me")
@@ -57,3 +60,17 @@ def test_the_output_of_an_operation_is_seen_as_bytes() -> None:
     operation = TensorOperation(mine, pending, operation=Operation.SUM, root=0, priority=0, step=0, staging=None)
     operation.output[:4] = np.frombuffer(np.float32(5).tobytes(), np.uint8)
     assert pending.output.tolist() == [5, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("group", "light"), [(0, True), (7, False)])
+def test_what_is_of_a_group_does_not_travel_with_others(group: int, light: bool) -> None:
+    mine = Tensor(TensorSpec("w", DType.FLOAT32, (4,), group))
+    partition = Partition(make_key(make_tensor_id(group, 0), 0), 0, 4, 0)
+    mine.place(Placement("w", make_tensor_id(group, 0), (partition,)))
+    assert (mine.light is not None) == light
+
+
+@pytest.mark.parametrize("group", [True, 1.0, None])
+def test_a_group_that_is_no_number(group: Any) -> None:
+    with pytest.raises(UnsupportedError, match="group must be the id"):
+        check_spec(TensorSpec("w", DType.FLOAT32, (4,), group))

@@ -22,6 +22,7 @@ from byteps_py.errors import (
     BytePSError,
     JobAborted,
     JobRefused,
+    MembershipError,
     NotInitializedError,
     SettingsError,
     TransportError,
@@ -45,6 +46,8 @@ from byteps_py.wire.control import (
     ControlMessage,
     Declare,
     Declared,
+    FormGroup,
+    GroupFormed,
     Left,
     Placement,
     Refused,
@@ -336,6 +339,37 @@ def test_a_question_without_an_answer_is_repeated(stage: Stage, monkeypatch: pyt
     stage.tell(BarrierDone(1))
     waiting.join(10)
     assert not waiting.is_alive()
+
+
+def test_a_group_is_asked_for_until_it_is_formed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("byteps_py.roles.requests.REPEAT_SECONDS", 0.1)
+    stage.join()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(stage.worker.form_group, (0, 2))
+        assert [stage.control(FormGroup) for _ in range(2)] == [FormGroup(1, (0, 2))] * 2
+        stage.tell(GroupFormed(1, 7))
+        assert first.result(10) == 7
+        stage.tell(GroupFormed(1, 7))
+        second = pool.submit(stage.worker.form_group, (0, 1))
+        while (asked := stage.control(FormGroup)) != FormGroup(2, (0, 1)):
+            assert asked == FormGroup(1, (0, 2))
+        stage.tell(GroupFormed(2, 0, "there are too many"))
+        fails(lambda: second.result(10), MembershipError, "there are too many")
+        third = pool.submit(stage.worker.form_group, (0, 3))
+        while stage.control(FormGroup) != FormGroup(3, (0, 3)):
+            pass
+        stage.tell(Abort("it is over"))
+        fails(lambda: third.result(10), JobAborted, "it is over")
+    fails(lambda: stage.worker.form_group((0, 3)), JobAborted, "it is over")
+
+
+def test_a_group_that_servers_do_not_confirm_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("byteps_py.roles.requests.REPEAT_SECONDS", 0.1)
+    stage = Stage(stall_timeout=0.3)
+    stage.join()
+    words = r"waiting . s until all servers know the group of workers 0, 1, 2, 3, 4, 5, 6, 7 \.\.\.; giving up"
+    with leaving(stage, f"gave up: {words}"):
+        fails(lambda: stage.worker.form_group(tuple(range(9))), TransportTimeout, words)
 
 
 def test_a_barrier_that_nobody_else_reaches_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
