@@ -204,23 +204,16 @@ def DistributedOptimizer(
             takes sparse gradients only.
         NotInitializedError: ``init()`` has not been called.
     """
-    _check_optimizer(optimizer)
-    if nccl:
-        raise UnsupportedError(
-            "nccl=True: gradients of several GPUs of one machine are not reduced over NCCL; leave it out, and each "
-            "worker process pushes its own (docs/torch.md says why)"
-        )
+    _check(optimizer, nccl)
+    owner = f"a DistributedOptimizer of class {type(optimizer).__name__}"
+    groups = optimizer.param_groups
+    exchange = GradientExchange(groups, named_parameters, compression, backward_passes_per_step, arena, owner)
+    claim(exchange, "DistributedOptimizer", [each for group in groups for each in group["params"]], exclusive=False)
+    return _become(optimizer, exchange)
+
+
+def _become(optimizer: torch.optim.Optimizer, exchange: GradientExchange) -> SynchronizedOptimizer:
     own = type(optimizer)
-    exchange = GradientExchange(
-        optimizer.param_groups,
-        named_parameters,
-        compression,
-        backward_passes_per_step,
-        arena,
-        owner=f"a DistributedOptimizer of class {own.__name__}",
-    )
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    claim(exchange, "DistributedOptimizer", parameters, exclusive=False)
     vars(optimizer).pop("step", None)  # a scheduler's: our step() does what it would
     optimizer.__class__ = type(
         own.__name__, (SynchronizedOptimizer, own), {"__doc__": own.__doc__, "__module__": own.__module__}
@@ -229,11 +222,16 @@ def DistributedOptimizer(
     return cast(SynchronizedOptimizer, optimizer)
 
 
-def _check_optimizer(optimizer: object) -> None:
+def _check(optimizer: object, nccl: bool) -> None:
     if isinstance(optimizer, SynchronizedOptimizer):
         raise ValueError("this optimizer is a DistributedOptimizer already")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"DistributedOptimizer takes a torch.optim.Optimizer, not a {type(optimizer).__qualname__}")
+    if nccl:
+        raise UnsupportedError(
+            "nccl=True: gradients of several GPUs of one machine are not reduced over NCCL; leave it out, and each "
+            "worker process pushes its own (docs/torch.md says why)"
+        )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise UnsupportedError(
             "SparseAdam takes sparse gradients alone, and only dense ones are pushed: use Adam, and sparse=False in "

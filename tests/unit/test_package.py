@@ -43,3 +43,12 @@ def test_the_commands_load_little(module: str) -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     assert result.stdout.split() == []
+
+
+@pytest.mark.timeout(60)
+def test_the_torch_plugin_without_torch_says_what_to_install() -> None:
+    code = "import sys; sys.modules['torch'] = None; import byteps_py.torch"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    last = result.stderr.splitlines()[-1]
+    assert last == "ImportError: byteps_py.torch needs PyTorch: pip install 'byteps_py[torch]'"
+    assert result.returncode == 1
