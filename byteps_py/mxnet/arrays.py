@@ -38,7 +38,7 @@ def spec_of(name: str, array: Any) -> TensorSpec:
             f"{what} is sparse ({array.stype}), and only dense arrays are pushed: "
             "use tostype('default'), or sparse_grad=False in the layer that makes it"
         )
-    device = array.context.device_type
+    device = array.ctx.device_type
     if device not in _DEVICES:
         raise UnsupportedError(
             f"{what} is on a {device}, and only arrays on CPUs are pushed: use as_in_context(mx.cpu()) first"

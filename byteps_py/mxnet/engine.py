@@ -90,11 +90,14 @@ class Work:
 
     Attributes:
         spec: what the array travels as.
+        array: written by it; None once it is told.
+        turn: written by all works of its name.
     """
 
     def __init__(self, spec: TensorSpec, array: Any, begin: Callable[[npt.NDArray[Any]], Pending]) -> None:
         self.spec = spec
-        self._array = array
+        self.array = array
+        self.turn: Any = None
         self._begin: Callable[[npt.NDArray[Any]], Pending] | None = begin
         self._on_complete: _OnComplete | None = None
         self._pending: Pending | None = None
@@ -140,7 +143,7 @@ class Work:
         begin, self._begin = self._begin, None
         self._on_complete = on_complete
         try:
-            self._pending = begin(memory_of(self._array, self.spec))
+            self._pending = begin(memory_of(self.array, self.spec))
         except BaseException as error:
             self._error = error
             then()
@@ -173,7 +176,7 @@ class Work:
 
     def tell(self) -> None:
         """Call the engine back; it may run what comes after before this returns."""
-        complete, self._array = self._on_complete, None
+        complete, self.array = self._on_complete, None
         assert complete is not None
         with _as_cpp_error(self._error) as error:
             _Callback(complete.callback)(complete.engine, complete.parameter, error)
@@ -221,7 +224,7 @@ class Engine:
         self._works: dict[int, Work] = {}
         self._waiting = 0
         self._numbers = itertools.count(1)
-        self._turns: dict[str, Any] = {}
+        self._turns: weakref.WeakKeyDictionary[Session, dict[str, Any]] = weakref.WeakKeyDictionary()
         self._over: queue.SimpleQueue[tuple[int, Work]] = queue.SimpleQueue()
         self._teller: threading.Thread | None = None
         self._failed: deque[Work] = deque()
@@ -257,14 +260,15 @@ class Engine:
             number = next(self._numbers)
             self._works[number] = work
             self._waiting += 1
-            turn = self._turns.get(spec.name)
-            if turn is None:
-                turn = self._turns[spec.name] = mx.nd.empty((1,))
+            turns = self._turns.setdefault(session, {})
+            if spec.name not in turns:
+                turns[spec.name] = mx.nd.empty((1,))
+            work.turn = turns[spec.name]
             if self._teller is None:
                 self._teller = threading.Thread(target=self._tell_all, name="byteps-mxnet", daemon=True)
                 self._teller.start()
         try:
-            self._give(number, array, turn, min(max(priority, _PRIORITIES[0]), _PRIORITIES[-1]))
+            self._give(number, work, min(max(priority, _PRIORITIES[0]), _PRIORITIES[-1]))
         except BaseException:
             self._forget(number)
             raise
@@ -327,12 +331,12 @@ class Engine:
             atexit.unregister(self.before_leaving)
             atexit.register(self.before_leaving)  # after init() has registered that the session leaves
 
-    def _give(self, number: int, array: Any, turn: Any, priority: int) -> None:
+    def _give(self, number: int, work: Work, priority: int) -> None:
         if self._reorder is not None:
             # What oneDNN has computed may lie in a layout of its own, and to ask for the memory would then wait for
             # the engine, within the engine.
-            self._reorder(array.handle)
-        written = (ctypes.c_void_p * 2)(array.handle, turn.handle)
+            self._reorder(work.array.handle)
+        written = (ctypes.c_void_p * 2)(work.array.handle, work.turn.handle)
         mx.base.check_call(
             self._library.MXEnginePushAsyncND(
                 self._start_function,
@@ -386,7 +390,9 @@ class Engine:
         if work.untold is not None:
             self._failed.append(work)
             with self._changed:
-                self._turns.pop(work.spec.name, None)  # it is in the state of the error now
+                for turns in self._turns.values():  # that of the work is in the state of the error now
+                    if turns.get(work.spec.name) is work.turn:
+                        del turns[work.spec.name]
         work.tell()
         self._forget(number)
 

@@ -6,7 +6,8 @@ set, whatever the batch.
 
 A gradient that no backward pass has written since the last step is *stale*.  Its worker contributes nothing; if no
 other does either, the parameter is not updated, and where another does, it is updated everywhere.  So parameters stay
-equal even where workers go through different branches.
+equal even where workers go through different branches.  In :meth:`DistributedTrainer.allreduce_grads` all gradients
+count as they lie, stale or not, since the script may have written them itself.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
     see equal parameters already, call :func:`~byteps_py.mxnet.broadcast.broadcast_parameters` before.
 
     Parameters are called ``parameter_<i>`` and gradients ``gradient_<i>``, ``i`` being the place in the list, or among
-    the sorted names of a dict; priorities are ``-i``.  For the second trainer of a process it is ``parameter2_<i>``, and
-    so on.
+    the sorted names of a dict; priorities are ``-i``.  For the second trainer of a process it is ``parameter2_<i>``,
+    and so on.
 
     Args:
         params: a ParameterDict, a dict or a list of gluon Parameters, each on one CPU context; equal on all workers.
@@ -92,7 +93,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
         session = _session.current()
         self._prepare()
         self._check_and_rescale_grad(self._scale)
-        self._exchange(batch_size)
+        self._exchange(batch_size, stale_count=False)
         self._update(ignore_stale_grad)
         session.mark_step(automatic=True)
 
@@ -119,24 +120,24 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
     def _allreduce_grads(self) -> None:
         # allreduce_grads(): update(batch_size) divides later.
         engine.raise_failure()
-        self._exchange(1)
+        self._exchange(1, stale_count=True)
 
-    def _exchange(self, batch_size: int) -> None:
+    def _exchange(self, batch_size: int, *, stale_count: bool) -> None:
         session = _session.current()
         self._stale = []
         for index, parameter in enumerate(self._params):
             if parameter.grad_req == "null":
                 continue
             data, gradient = parameter.data(), parameter.grad()
-            is_fresh = bool(data._fresh_grad)
-            if is_fresh:
+            counts = stale_count or bool(data._fresh_grad)
+            if counts:
                 gradient *= 1.0 / batch_size / session.size
             compressed, context = self._compressor.compress(gradient)
             name = f"gradient{self._number}_{index}"
-            work = start(session, compressed, name, Operation.SUM, priority=-index, contributes=is_fresh)
+            work = start(session, compressed, name, Operation.SUM, priority=-index, contributes=counts)
             if compressed is not gradient:
                 gradient[:] = self._compressor.decompress(compressed, context)
-            if not is_fresh:
+            if not counts:
                 self._stale.append((data, work))
 
     def _update(self, ignore_stale_grad: bool = False) -> None:

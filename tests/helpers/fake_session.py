@@ -37,6 +37,11 @@ class _Round:
     claims: dict[int, str] = field(default_factory=dict)
     error: str | None = None
     done: bool = False
+    callbacks: list[Callable[[], object]] = field(default_factory=list)
+
+    def call_back(self) -> None:
+        while self.callbacks:
+            self.callbacks.pop()()
 
 
 class FakePending:
@@ -49,6 +54,9 @@ class FakePending:
 
     def done(self) -> bool:
         return self._entry.done
+
+    def call_when_done(self, callback: Callable[[], object]) -> None:
+        self._job.call_when_done(self._entry, callback)
 
     def wait(self) -> Array:
         self._job.wait_for(lambda: self._entry.done, f"tensor {self._spec.name!r}")
@@ -78,6 +86,7 @@ class FakeSession:
         self.size = self.local_size = job.size
         self.declared: list[list[TensorSpec]] = []
         self.submitted: list[Submitted] = []
+        self.specs: list[TensorSpec] = []
         self.arena: list[Array] = []
         self.steps = 0
 
@@ -103,6 +112,7 @@ class FakeSession:
                 assert array.dtype == spec.dtype.storage
                 assert array.size == spec.count
         assert output is None or output.flags.writeable
+        self.specs.append(spec)
         self.submitted.append(Submitted(spec.name, operation, priority, step, source is None))
         self._job.check_spec(self.rank, spec)
         number = self._rounds[spec.name] = self._rounds.get(spec.name, 0) + 1
@@ -140,6 +150,14 @@ class FakeJob:
             self._broken = self._broken or reason
             self.barrier.abort()
             self._condition.notify_all()
+            for entry in self._rounds.values():
+                entry.call_back()
+
+    def call_when_done(self, entry: _Round, callback: Callable[[], object]) -> None:
+        with self._condition:
+            entry.callbacks.append(callback)
+            if entry.done or self._broken is not None:
+                entry.call_back()
 
     def wait_for(self, done: Callable[[], bool], what: str) -> None:
         with self._condition:
@@ -179,6 +197,7 @@ class FakeJob:
                     _complete(entry, spec.dtype, operation, root)
                 entry.done = True
                 self._condition.notify_all()
+                entry.call_back()
             return pending
 
 
