@@ -92,12 +92,14 @@ class Work:
         spec: what the array travels as.
         array: written by it; None once it is told.
         turn: written by all works of its name.
+        began_in: the thread that ran it; None before.
     """
 
     def __init__(self, spec: TensorSpec, array: Any, begin: Callable[[npt.NDArray[Any]], Pending]) -> None:
         self.spec = spec
         self.array = array
         self.turn: Any = None
+        self.began_in: int | None = None
         self._begin: Callable[[npt.NDArray[Any]], Pending] | None = begin
         self._on_complete: _OnComplete | None = None
         self._pending: Pending | None = None
@@ -132,15 +134,11 @@ class Work:
         """Whether :meth:`wait` would return or raise at once."""
         return self._over.is_set()
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether a thread of the engine has run it."""
-        return self._begin is None
-
     def start(self, on_complete: _OnComplete, then: Callable[[], None]) -> None:
         """Submit it, and have ``then`` called when it is over. Never raises."""
         assert self._begin is not None
         begin, self._begin = self._begin, None
+        self.began_in = threading.get_ident()
         self._on_complete = on_complete
         try:
             self._pending = begin(memory_of(self.array, self.spec))
@@ -272,7 +270,7 @@ class Engine:
         except BaseException:
             self._forget(number)
             raise
-        if work.is_over:  # the NaiveEngine ran it within the call, and has no use for errors
+        if work.began_in == threading.get_ident():  # the NaiveEngine ran it within the call, and forgets errors
             work.raise_error()
         return work
 
@@ -365,7 +363,7 @@ class Engine:
 
     def _drop(self, number: int) -> None:
         work = self._works.get(number)
-        if work is not None and not work.has_begun:
+        if work is not None and work.began_in is None:
             work.skip()
             self._failed.append(work)
             self._count_down()
