@@ -67,6 +67,7 @@ def test_everything_else_is_the_others():
         copied.update(0, weight, mx.nd.ones((2,)), state)
         another = bps.DistributedOptimizer(mx.optimizer.SGD())
         another.update(0, weight, mx.nd.ones((2,)), None)
+        mx.nd.waitall()
         return [each.name for each in session.submitted]
 
     assert run_workers(1, body) == [["gradient_0", "gradient_bias", "gradient_0", "gradient2_0"]]
