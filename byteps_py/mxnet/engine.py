@@ -306,28 +306,30 @@ class Engine:
             self._forks -= 1
             self._changed.notify_all()
 
-    def before_leaving(self) -> None:
-        """As the interpreter exits, before the session leaves the job."""
-        if os.getpid() != self._pid or last_words.cause():  # the session tells the others, and so ends what is pending
+    def leave_at_exit(self) -> None:
+        """As the interpreter exits: wait for what was pushed, unless it dies; leave; see that nothing is left to do.
+
+        MXNet waits for its engine later, and must not wait for what would only end with the session; and no thread of
+        the engine may find Python gone.
+        """
+        if os.getpid() != self._pid:
             return
-        self.drain()
+        if not last_words.cause():
+            self.drain()
         error = self.take_failure()
-        if error is not None:  # the script ended well, but not what it asked for
+        if error is not None and not last_words.cause():  # the script ended well, but not what it asked for
             _log.error("%s", error)
             with contextlib.suppress(BytePSError):
                 _session.current().close(f"failed: {type(error).__name__}: {error}")
             last_words.exit_now()
-
-    def after_leaving(self) -> None:
-        """As the interpreter exits, at last: no thread of the engine may find Python gone."""
-        if os.getpid() == self._pid:
-            self.drain(_EXIT_SECONDS)
+        _session.leave_at_exit()
+        self.drain(_EXIT_SECONDS)
 
     def _watch(self, session: Session) -> None:
         if session not in self._sessions:
             self._sessions.add(session)
-            atexit.unregister(self.before_leaving)
-            atexit.register(self.before_leaving)  # after init() has registered that the session leaves
+            atexit.unregister(self.leave_at_exit)
+            atexit.register(self.leave_at_exit)  # before MXNet's own handler, and that of init()
 
     def _give(self, number: int, work: Work, priority: int) -> None:
         if self._reorder is not None:
@@ -410,5 +412,4 @@ def shutdown() -> None:
     engine.raise_failure()
 
 
-atexit.register(engine.after_leaving)  # before init() registers anything, thus run after it
 os.register_at_fork(before=engine.hold, after_in_parent=engine.release, after_in_child=engine.reset)
