@@ -38,6 +38,7 @@ __all__ = [
     "get_pushpull_speed",
     "init",
     "is_initialized",
+    "leave_at_exit",
     "local_rank",
     "local_size",
     "rank",
@@ -306,6 +307,19 @@ def shutdown() -> None:
         if session is not None and _session_pid == os.getpid():
             atexit.unregister(_leave_at_exit)
             session.close()
+
+
+def leave_at_exit() -> None:
+    """Leave as the interpreter exits, now: for the exit handler of a plugin that must do something after it.
+
+    In order, or saying what this process dies of.  Without a session it does nothing.
+    """
+    global _session
+    with _state_lock:
+        session, _session = _session, None
+    if session is not None:
+        atexit.unregister(_leave_at_exit)
+        _leave_at_exit(session, _session_pid)
 
 
 def is_initialized() -> bool:
