@@ -208,11 +208,12 @@ def DistributedOptimizer(
     owner = f"a DistributedOptimizer of class {type(optimizer).__name__}"
     groups = optimizer.param_groups
     exchange = GradientExchange(groups, named_parameters, compression, backward_passes_per_step, arena, owner)
-    claim(exchange, "DistributedOptimizer", [each for group in groups for each in group["params"]], exclusive=False)
     return _become(optimizer, exchange)
 
 
 def _become(optimizer: torch.optim.Optimizer, exchange: GradientExchange) -> SynchronizedOptimizer:
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    claim(exchange, "DistributedOptimizer", parameters, exclusive=False)
     own = type(optimizer)
     vars(optimizer).pop("step", None)  # a scheduler's: our step() does what it would
     optimizer.__class__ = type(

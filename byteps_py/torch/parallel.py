@@ -203,7 +203,9 @@ class DistributedDataParallel(nn.Module):
             self._exchange.average()
 
     def _broadcast_buffers(self) -> None:
-        broadcast_pairs([(f"{self._prefix}{name}", each) for name, each in self.module.named_buffers()], root=0)
+        buffers = [(f"{self._prefix}{name}", each) for name, each in self.module.named_buffers()]
+        if buffers:
+            broadcast_pairs(buffers, root=0)
 
     def __getstate__(self) -> NoReturn:
         raise UnsupportedError(

@@ -74,8 +74,7 @@ def _torch_ddp(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
 def _comm_hook(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
     wrapped, optimizer = _torch_ddp(model)
     assert isinstance(wrapped, nn.parallel.DistributedDataParallel)
-    hook: Any = vars(bps)["comm_hook"]
-    wrapped.register_comm_hook(None, hook)
+    wrapped.register_comm_hook(None, bps.comm_hook)
     return wrapped, optimizer
 
 

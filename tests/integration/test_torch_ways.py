@@ -11,9 +11,9 @@ from tests.helpers.jobs import running
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-OURS = ("optimizer", "wrapper", "cross-barrier")
+OURS = ("optimizer", "wrapper", "cross-barrier", "comm-hook")
 """Their arithmetic is one and the same: the sum in the order of ranks, divided."""
-OTHERS = ("gloo",)
+OTHERS = ("gloo", "backend")
 """torch divides before it sums, which is the same for two workers, and not for three."""
 
 
