@@ -130,6 +130,23 @@ class TestScaler:
         for ours, theirs in zip(fused[0][0], results[0][0], strict=True):
             torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=1e-4, atol=1e-6)
 
+    def test_a_wrapper_that_hands_the_groups_on_does_not_hide_them(self):
+        class Wrapper:
+            def __init__(self, optimizer):
+                self.optimizer = optimizer
+                self.step = optimizer.step
+
+            @property
+            def param_groups(self):
+                return self.optimizer.param_groups
+
+        def body(session):
+            return self.body(session, lambda optimizer, scaler, model: scaler.step(Wrapper(optimizer)))
+
+        first, second = run_workers(2, body)
+        assert first == second
+        assert first[1] == [1024.0, 512.0, 512.0, 512.0, 512.0]
+
     def test_who_only_looks_starts_no_exchange(self):
         def body(session):
             model = make_model()
