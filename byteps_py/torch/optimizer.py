@@ -32,6 +32,9 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
     _synchronized_by_scaler: bool
     _opt_called: bool
 
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise TypeError("optimizers get this class, they are not made of it: call DistributedOptimizer(optimizer)")
+
     def synchronize(self) -> None:
         """Wait until the gradients are averaged; then they may be clipped or unscaled before :meth:`step`.
 

@@ -210,6 +210,17 @@ def test_hooks_run_once_and_see_averages_also_after_load_state_dict() -> None:
     assert run_workers(2, body) == [[1.5, -1.5]] * 2
 
 
+def test_the_profiler_sees_one_step_of_the_own_class() -> None:
+    def body(session):
+        optimizer = wrapped(make_model())
+        optimizer.load_state_dict(optimizer.state_dict())
+        with torch.profiler.profile() as profile:
+            optimizer.step()
+        return [each.name for each in profile.events() if each.name.startswith("Optimizer.step")]
+
+    assert run_workers(1, body) == [["Optimizer.step#SGD.step"]]
+
+
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps, lambda o: torch.save(o, io.BytesIO())])
 def test_copies_are_refused(copied) -> None:
     def body(session):
