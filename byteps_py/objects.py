@@ -222,7 +222,7 @@ def broadcast_object(
     """What worker ``root_rank`` passed, on every worker. All workers must call it; it blocks.
 
     Args:
-        obj: at the root, see :func:`encode`; ignored elsewhere.
+        obj: at the root, see :func:`~byteps_py.objects.encode`; ignored elsewhere.
         root_rank: the worker whose object is sent.
         name: distinguishes calls that may cross; calls of one name are matched in their order.
         extensions: the same on all workers.

@@ -83,9 +83,19 @@ _handles = _Handles()
 
 
 def declare(name: str, shape: Sequence[int] | None = None, dtype: npt.DTypeLike = np.float32) -> None:
-    """Announce a tensor before its first use, which saves that use a round trip.
+    """Announce a tensor before its first use, which saves that use a round trip; waits for the scheduler's answer.
 
     With the name alone, as in BytePS, nothing is done: tensors are matched by name here, not by order.
+
+    Args:
+        name: the name that it will be pushed under.
+        shape: its dimensions, in elements.
+        dtype: one that :class:`~byteps_py.types.DType` lists.
+
+    Raises:
+        AgreementError: the name has another dtype or shape, here or on another worker; both sides are named.
+        UnsupportedError: arrays of this dtype cannot be pushed.
+        JobAborted, TransportTimeout: the job cannot go on.
     """
     session = current()
     if shape is not None:
@@ -99,6 +109,10 @@ def empty(shape: Sequence[int] | int, dtype: npt.DTypeLike = np.float32) -> npt.
     until the operation has ended.  It is an ordinary NumPy array otherwise, but a forked child cannot use it.
 
     Its pages exist once they are written, or from the beginning if it has at most 64 MiB.
+
+    Args:
+        shape: as a number, or as a sequence of numbers.
+        dtype: one that :class:`~byteps_py.types.DType` lists.
 
     Raises:
         UnsupportedError: arrays of this dtype cannot be pushed.
@@ -128,9 +142,10 @@ def push_pull_async(
         name: matches the arrays of different workers; unnamed arrays of one dtype and shape are matched by the order
             of the calls.
         op: :data:`SUM` or :data:`AVG`.
-        priority: higher goes first.
-        version: must be the same on all workers, such as the training step.
-        out: receives the result; may be ``array``. None makes a new array.
+        priority: any whole number; higher goes first.
+        version: from 0 to 2**64 - 1; must be the same on all workers, such as the training step.
+        out: of the dtype and shape of ``array``, writable, contiguous or not; receives the result, and must not be
+            touched before that is there. May be ``array``. None makes a new array.
 
     Returns:
         A handle for :func:`poll` and :func:`synchronize`.
@@ -138,6 +153,8 @@ def push_pull_async(
     Raises:
         UnsupportedError: the dtype cannot be summed, or ``out`` does not fit.
         AgreementError: the name had another dtype or shape before.
+        TypeError, ValueError: ``priority`` or ``version`` is no such number.
+        JobAborted: the job has ended.
     """
     if not isinstance(op, Operation) or op is Operation.BROADCAST:
         raise UnsupportedError(f"push_pull computes SUM or AVG, not {op!r}; use broadcast() for a broadcast")
@@ -153,24 +170,38 @@ def push_pull(
     version: int = 0,
     out: npt.NDArray[Any] | None = None,
 ) -> npt.NDArray[Any]:
-    """:func:`push_pull_async` and :func:`synchronize` in one."""
+    """Sum (or average) ``array`` over all workers, and wait for the result: :func:`push_pull_async` and
+    :func:`synchronize` in one, with the arguments and errors of both.
+
+    Returns:
+        A new array of the dtype and shape of ``array``, or ``out``.
+    """
     return synchronize(push_pull_async(array, name, op, priority=priority, version=version, out=out))
 
 
 def broadcast(
     array: npt.ArrayLike, root_rank: int = 0, name: str | None = None, *, out: npt.NDArray[Any] | None = None
 ) -> npt.NDArray[Any]:
-    """The array of ``root_rank``, bit for bit, on every worker; all pass one of the same dtype and shape.
+    """The array of ``root_rank``, bit for bit, on every worker; blocks.
+
+    Args:
+        array: as for :func:`push_pull_async`; of one dtype and shape on all workers. What it holds counts at the root.
+        root_rank: the worker whose array is taken.
+        name: as for :func:`push_pull_async`.
+        out: as for :func:`push_pull_async`.
+
+    Returns:
+        A new array of the dtype and shape of ``array``, or ``out``.
 
     Raises:
         ValueError: there is no worker of that rank.
-        UnsupportedError, AgreementError: as :func:`push_pull_async`.
+        UnsupportedError, AgreementError: as :func:`push_pull_async` and :func:`synchronize`.
     """
     return synchronize(_start(np.asarray(array), name, Operation.BROADCAST, out, root=root_rank))
 
 
 def poll(handle: int) -> bool:
-    """Whether :func:`synchronize` would return at once.
+    """Whether :func:`synchronize` would return (or raise) at once.
 
     Raises:
         ValueError: the handle is not known.

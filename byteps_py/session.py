@@ -1,6 +1,6 @@
 """Membership of this process in a job: join, leave, rank and size.
 
-Module functions act on the one session of this process (:mod:`byteps_py.operations` has those on arrays); plugins
+Module functions act on the one session of this process (``byteps_py.operations`` has those on arrays); plugins
 for frameworks build on :class:`Session`, which :func:`current` returns.  All functions may be called by any thread,
 and only in the process that called :func:`init`: a forked child has no session.
 """
@@ -38,6 +38,7 @@ __all__ = [
     "get_pushpull_speed",
     "init",
     "is_initialized",
+    "leave_at_exit",
     "local_rank",
     "local_size",
     "rank",
@@ -308,6 +309,19 @@ def shutdown() -> None:
             session.close()
 
 
+def leave_at_exit() -> None:
+    """Leave as the interpreter exits, now: for the exit handler of a plugin that must do something after it.
+
+    In order, or saying what this process dies of.  Without a session it does nothing.
+    """
+    global _session
+    with _state_lock:
+        session, _session = _session, None
+    if session is not None:
+        atexit.unregister(_leave_at_exit)
+        _leave_at_exit(session, _session_pid)
+
+
 def is_initialized() -> bool:
     """Whether this process has a session."""
     return _session is not None and _session_pid == os.getpid()
@@ -350,7 +364,7 @@ def local_size() -> int:
 
 
 def barrier() -> None:
-    """Wait until every worker has called this as often as this one."""
+    """Wait until every worker has called this as often as this one; JobAborted tells who has left, or is too late."""
     current().barrier()
 
 

@@ -81,7 +81,7 @@ class DType(enum.IntEnum):
 
     @property
     def storage(self) -> np.dtype[Any]:
-        """The NumPy dtype that holds the bits: the same type, but ``uint16`` for bfloat16, which NumPy lacks."""
+        """The NumPy dtype that holds the bits, which is the same type, but ``uint16`` for bfloat16, which it lacks."""
         return _STORAGE[self]
 
     @property

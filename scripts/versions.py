@@ -37,7 +37,7 @@ PYTHONS_OF_THE_OLDEST = ("3.10", "3.11")
 """NumPy 1.23.5 has no wheel for later ones; the first that is here is taken."""
 
 _GENERATED = shutil.ignore_patterns(
-    *(".git", ".venv*", ".editable", "build", "dist", "*.egg-info", "*.so", "*.o", "__pycache__"),
+    *(".git", ".venv*", ".editable", "build", "_build", "dist", "*.egg-info", "*.so", "*.o", "__pycache__"),
     *(".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"),
 )
 _ASK = (

@@ -24,7 +24,7 @@ _GRACE_SECONDS = 5.0
 _TOGETHER = ("test_install.py::TestInstalled::",)
 """Parts of names of tests that one process runs one after the other."""
 
-_WATCHED_FOLDERS = frozenset({"fault", "integration", "network"})
+_WATCHED_FOLDERS = frozenset({"fault", "integration", "mxnet", "network"})
 """Tests in these folders start processes and are checked one by one; all others once, at the end of the run."""
 
 hypothesis.settings.register_profile(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -80,7 +81,7 @@ class Pending:
         absent: after :meth:`wait`, whether no worker contributed anything; ``output`` is zero then.
     """
 
-    __slots__ = ("_done", "_driver", "_error", "_event", "absent", "output", "spec")
+    __slots__ = ("_callback", "_done", "_driver", "_error", "_event", "absent", "output", "spec")
 
     _making = threading.Lock()
 
@@ -93,6 +94,7 @@ class Pending:
         self._error: BaseException | None = None
         # Made by the first who sleeps: most results are there when they are asked for, and an event is dear.
         self._event: threading.Event | None = None
+        self._callback: Callable[[], object] | None = None
 
     def done(self) -> bool:
         """Whether :meth:`wait` would return or raise at once."""
@@ -133,6 +135,17 @@ class Pending:
         if not self._done:
             event.wait(seconds)
 
+    def call_when_done(self, callback: Callable[[], object]) -> None:
+        """Have ``callback`` called once, when it is done: at once if it is, else by the thread that completes it.
+
+        That thread may hold locks of the session, so ``callback`` must be quick, leave the session alone and not raise.
+        There is one callback at most.
+        """
+        with self._making:
+            self._callback = callback
+        if self._done:
+            self._call()
+
     def complete(self, absent: bool) -> None:
         """The result is in :attr:`output`."""
         self.absent = absent
@@ -140,6 +153,14 @@ class Pending:
         event = self._event
         if event is not None:
             event.set()
+        if self._callback is not None:
+            self._call()
+
+    def _call(self) -> None:
+        with self._making:  # whoever completes it and whoever sets the callback may both come here
+            callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
 
     def fail(self, error: BaseException) -> None:
         """The result will never come. The first outcome counts."""

@@ -30,7 +30,7 @@ all of them at once.
 
 A bundle of absent contributions only is counted in none of ``wait for others``, ``held`` and ``direct``.
 
-Threads: each :class:`StageTime` is added to by one thread, so no addition is lost, and any thread may read it.  What a
+Threads: each ``StageTime`` is added to by one thread, so no addition is lost, and any thread may read it.  What a
 reader finds as count and seconds may be some passages apart, in either direction; sums only grow, so the next look puts
 that right.  Adding takes no lock and allocates nothing that stays.
 """

@@ -85,15 +85,18 @@ def broadcast(circle: Circle, tensors: Tensors, root: int, seconds: Seconds) -> 
     return circle.call(what, f"broadcast.{root}.{_look(tensors)}", begin, seconds, tensors)
 
 
-def all_gather(circle: Circle, outputs: Tensors, tensor: torch.Tensor, seconds: Seconds) -> Work:
-    """Bring each member's tensor to all; ``outputs`` by rank, whose sizes may differ, but agree on all members."""
-    what = f"all_gather of {_describe([tensor])} into {_describe(outputs)}"
-    _check_parts(circle, what, outputs, tensor)
-    (mine,), parts = _stage(what, [tensor]), _stage(what, outputs)
+def all_gather(circle: Circle, output_lists: Sequence[Tensors], tensors: Tensors, seconds: Seconds) -> Work:
+    """Bring each member's tensors to all; for each one outputs by rank, whose sizes may differ, but agree on all
+    members."""
+    outputs = _flatten(output_lists)
+    what = f"all_gather of {_describe(tensors)} into {_describe(outputs)}"
+    _check_lists(circle, what, output_lists, tensors)
+    mine, parts = _stage(what, tensors), [_stage(what, each) for each in output_lists]
 
     def begin(exchange: Exchange) -> Callable[[], object]:
-        _gather(exchange, parts, mine)
-        return lambda: _deliver(parts, outputs)
+        for each, own in zip(parts, mine, strict=True):
+            _gather(exchange, each, own)
+        return lambda: _deliver(_flatten(parts), outputs)
 
     return circle.call(what, f"all_gather.{_look(outputs)}", begin, seconds, outputs)
 
@@ -137,20 +140,28 @@ def scatter(circle: Circle, output: torch.Tensor, inputs: Tensors, root: int, se
     return circle.call(what, f"scatter.{root}.{_look([output])}", begin, seconds, [output])
 
 
-def reduce_scatter(circle: Circle, output: torch.Tensor, inputs: Tensors, op: str, seconds: Seconds) -> Work:
-    """Reduce each of ``inputs`` over all members; each receives its own, by rank. Sizes may differ."""
+def reduce_scatter(circle: Circle, outputs: Tensors, input_lists: Sequence[Tensors], op: str, seconds: Seconds) -> Work:
+    """Reduce over all members; for each output there are inputs by rank, of which each member receives its own. Sizes
+    may differ."""
+    inputs = _flatten(input_lists)
     what = f"reduce_scatter({op}) of {_describe(inputs)}"
-    _check_parts(circle, what, inputs, output)
-    _stage(what, [output])
-    reductions.check(op, output.dtype)
-    whole = torch.cat([each.reshape(-1) for each in _stage(what, inputs)])
-    first = sum(each.numel() for each in inputs[: circle.rank])
+    _check_lists(circle, what, input_lists, outputs)
+    _stage(what, outputs)
+    for each in outputs:
+        reductions.check(op, each.dtype)
+    whole = [torch.cat([each.reshape(-1) for each in _stage(what, parts)]) for parts in input_lists]
+    firsts = [sum(each.numel() for each in parts[: circle.rank]) for parts in input_lists]
 
     def begin(exchange: Exchange) -> Callable[[], object]:
-        result = reductions.begin(exchange, whole, op)
-        return lambda: _deliver([result()[first:][: output.numel()]], [output])
+        results = [reductions.begin(exchange, each, op) for each in whole]
 
-    return circle.call(what, f"reduce_scatter.{op}.{_look(inputs)}", begin, seconds, [output])
+        def finish() -> None:
+            for result, first, output in zip(results, firsts, outputs, strict=True):
+                _deliver([result()[first:][: output.numel()]], [output])
+
+        return finish
+
+    return circle.call(what, f"reduce_scatter.{op}.{_look(inputs)}", begin, seconds, outputs)
 
 
 def all_to_all(circle: Circle, outputs: Tensors, inputs: Tensors, seconds: Seconds, *, even: bool = False) -> Work:
@@ -270,6 +281,17 @@ def _check_parts(circle: Circle, what: str, parts: Tensors, mine: torch.Tensor) 
         raise ValueError(f"{what}: all tensors must have one dtype")
     if parts[circle.rank].numel() != mine.numel():
         raise ValueError(f"{what}: this is rank {circle.rank}, whose tensors in the list and outside differ in size")
+
+
+def _check_lists(circle: Circle, what: str, lists: Sequence[Tensors], own: Tensors) -> None:
+    if not own or len(lists) != len(own):
+        raise ValueError(f"{what}: there must be one list of tensors for each tensor, and at least one")
+    for parts, mine in zip(lists, own, strict=True):
+        _check_parts(circle, what, parts, mine)
+
+
+def _flatten(lists: Sequence[Tensors]) -> list[torch.Tensor]:
+    return [each for parts in lists for each in parts]
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -33,13 +33,18 @@ class Completer:
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._nested: Completer | None = None
         self._pid = 0
 
     def future(self, wait: Callable[[], object], result: Callable[[], Any]) -> torch.futures.Future[Any]:
         """A future of ``result()`` after ``wait()`` has returned; if that raises, so does waiting for the future.
 
-        Both are called by the thread, ``wait`` once those that were asked for before have ended.
+        Both are called by the thread, ``wait`` once those that were asked for before have ended. A callback of a future
+        may ask for another one and wait for that, so it is completed by another thread.
         """
+        if threading.current_thread() is self._thread:
+            self._nested = self._nested or Completer()
+            return self._nested.future(wait, result)
         parent: torch.futures.Future[None] = torch.futures.Future()
         entry = _Entry(wait, parent)
 

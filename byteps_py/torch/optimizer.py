@@ -25,13 +25,16 @@ _UNSCALING: Final = "_unscale_grads_"
 class SynchronizedOptimizer(torch.optim.Optimizer):
     """What an optimizer gains: every instance is of the optimizer's own class too, see :func:`DistributedOptimizer`.
 
-    It belongs to the thread that trains; hooks of :meth:`register_step_pre_hook` see averaged gradients.
+    It belongs to the thread that trains; hooks of ``register_step_pre_hook()`` see averaged gradients.
     """
 
     _exchange: GradientExchange
     _step_synchronizes: bool
     _synchronized_by_scaler: bool
     _opt_called: bool
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise TypeError("optimizers get this class, they are not made of it: call DistributedOptimizer(optimizer)")
 
     def synchronize(self) -> None:
         """Wait until the gradients are averaged; then they may be clipped or unscaled before :meth:`step`.
@@ -99,7 +102,11 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
         A ``GradScaler`` that comes for the gradients gets the averages: by its own gradients one worker would skip a
         step that others take.  It leaves no other trace: what it does to gradients counts as no change of theirs.
         """
-        if sys._getframe(1).f_code.co_name == _UNSCALING:
+        caller = sys._getframe(1)
+        if _UNSCALING in (
+            caller.f_code.co_name,
+            caller.f_back and caller.f_back.f_code.co_name,
+        ):  # through a wrapper too
             self._check_skipping()
             # A step that a scaler skips is not told: what it made us synchronize is not valid for its next step.
             if not self._exchange.synchronized or self._synchronized_by_scaler:

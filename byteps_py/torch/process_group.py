@@ -102,12 +102,30 @@ class BytePSProcessGroup(dist.ProcessGroup):
         super().__init__(circle.rank, circle.size)  # type: ignore[call-arg]  # the stubs know one of two ways
         self._circle = circle
         self._timeout = timeout
+        self._name = circle.name
+        self._description = ""
         self._lock = threading.Lock()
         self._pairs: dict[tuple[int, int, int], Circle] = {}
 
     def getBackendName(self) -> str:
         """What ``dist.get_backend()`` and messages of torch say."""
         return "byteps"
+
+    def setGroupName(self, name: str) -> None:
+        """torch gives a group its name; functional collectives and device meshes look for it."""
+        self._name = name
+
+    def getGroupName(self) -> str:
+        """See :meth:`setGroupName`."""
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:
+        """What torch says of the group, in words."""
+        self._description = description
+
+    def getGroupDesc(self) -> str:
+        """See :meth:`setGroupDesc`."""
+        return self._description
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: datetime.timedelta | None = None) -> Work:
         """``dist.all_reduce``."""
@@ -130,13 +148,22 @@ class BytePSProcessGroup(dist.ProcessGroup):
 
     def allgather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Work:
         """``dist.all_gather``."""
-        return collectives.all_gather(self._circle, _only(output_lists), _only(inputs), self._seconds(opts))
+        return collectives.all_gather(self._circle, output_lists, inputs, self._seconds(opts))
+
+    allgather_coalesced = allgather
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
         """``dist.all_gather_into_tensor``."""
-        return collectives.all_gather(self._circle, self._split(output), tensor, self._seconds(opts))
+        return collectives.all_gather(self._circle, [self._split(output)], [tensor], self._seconds(opts))
 
     _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        """Several at once; functional collectives come this way, also for one."""
+        parts = [self._split(each) for each in outputs]
+        return collectives.all_gather(self._circle, parts, inputs, self._seconds(opts))
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def gather(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any) -> Work:
         """``dist.gather``."""
@@ -151,13 +178,21 @@ class BytePSProcessGroup(dist.ProcessGroup):
     def reduce_scatter(self, outputs: Tensors, input_lists: Sequence[Tensors], opts: Any) -> Work:
         """``dist.reduce_scatter``."""
         op = name_of(opts.reduceOp)
-        return collectives.reduce_scatter(self._circle, _only(outputs), _only(input_lists), op, self._seconds(opts))
+        return collectives.reduce_scatter(self._circle, outputs, input_lists, op, self._seconds(opts))
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Work:
         """``dist.reduce_scatter_tensor``."""
         return self.reduce_scatter([output], [self._split(tensor)], opts)
 
     _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
+        """Several at once; functional collectives come this way, also for one."""
+        parts = [self._split(each) for each in inputs]
+        op = name_of(opts.reduceOp)
+        return collectives.reduce_scatter(self._circle, outputs, parts, op, self._seconds(opts))
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """``dist.all_to_all``."""

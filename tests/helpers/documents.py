@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,3 +43,15 @@ def run(
     )
     assert done.returncode == status, done.stdout
     return done.stdout
+
+
+def scripts_after(text: str) -> list[str]:
+    """The scripts in the ``diff`` blocks of a document, with the change made; without it they must be Python too."""
+    found = []
+    for block in re.findall(r"^```diff\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        lines = [(each[:1], each[1:]) for each in block.splitlines()]
+        assert {sign for sign, _ in lines} <= {"", " ", "-", "+"}, block
+        before, after = ("\n".join(line for sign, line in lines if sign != left_out) for left_out in "+-")
+        ast.parse(before)
+        found.append(after)
+    return found

@@ -38,6 +38,11 @@ class _Round:
     claims: dict[int, str] = field(default_factory=dict)
     error: str | None = None
     done: bool = False
+    callbacks: list[Callable[[], object]] = field(default_factory=list)
+
+    def call_back(self) -> None:
+        while self.callbacks:
+            self.callbacks.pop()()
 
 
 class FakePending:
@@ -53,6 +58,9 @@ class FakePending:
 
     def sleep(self, seconds: float | None = None) -> None:
         self._job.sleep(lambda: self._entry.done, seconds)
+
+    def call_when_done(self, callback: Callable[[], object]) -> None:
+        self._job.call_when_done(self._entry, callback)
 
     def wait(self) -> Array:
         self._job.wait_for(lambda: self._entry.done, f"tensor {self._spec.name!r}")
@@ -83,6 +91,7 @@ class FakeSession:
         self.size = self.local_size = job.size
         self.declared: list[list[TensorSpec]] = []
         self.submitted: list[Submitted] = []
+        self.specs: list[TensorSpec] = []
         self.agreements: list[Submitted] = []
         self.arena: list[Array] = []
         self.steps = 0
@@ -114,6 +123,7 @@ class FakeSession:
                 assert array.dtype == spec.dtype.storage
                 assert array.size == spec.count
         assert output is None or output.flags.writeable
+        self.specs.append(spec)
         if spec.group:
             self._groups.check(spec, operation, root)
         record = self.agreements if spec.name.startswith("Agreement.") else self.submitted
@@ -155,6 +165,14 @@ class FakeJob:
             self._broken = self._broken or reason
             self.barrier.abort()
             self._condition.notify_all()
+            for entry in self._rounds.values():
+                entry.call_back()
+
+    def call_when_done(self, entry: _Round, callback: Callable[[], object]) -> None:
+        with self._condition:
+            entry.callbacks.append(callback)
+            if entry.done or self._broken is not None:
+                entry.call_back()
 
     def wait_for(self, done: Callable[[], bool], what: str) -> None:
         with self._condition:
@@ -207,6 +225,7 @@ class FakeJob:
                     _complete(entry, spec.dtype, operation, root)
                 entry.done = True
                 self._condition.notify_all()
+                entry.call_back()
             return pending
 
 

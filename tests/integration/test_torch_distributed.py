@@ -223,6 +223,18 @@ outcome = torch.empty(2, size)
 dist.all_to_all_single(outcome.view(-1)[:size], torch.arange(size, dtype=torch.float32) + rank * size)
 assert outcome[0].tolist() == [rank + size * each for each in range(size)]
 
+if size == 2:
+    from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_tensor
+    mesh = DeviceMesh('cpu', [0, 1])
+    whole = torch.arange(8.0).reshape(4, 2)
+    shards = distribute_tensor(whole, mesh, [Shard(0)])
+    assert shards.to_local().tolist() == whole.chunk(2)[rank].tolist()
+    assert torch.equal(shards.full_tensor(), whole)
+    assert torch.equal(shards.redistribute(mesh, [Shard(1)]).to_local(), whole[:, rank : rank + 1])
+    partial = distribute_tensor(whole, mesh, [Shard(1)]) @ distribute_tensor(whole.t(), mesh, [Shard(0)])
+    assert torch.equal(partial.redistribute(mesh, [Shard(0)]).to_local(), (whole @ whole.t()).chunk(2)[rank])
+    assert torch.equal(partial.redistribute(mesh, [Replicate()]).to_local(), whole @ whole.t())
+
 # Two threads, each with a group of its own, in whatever order.
 groups = [dist.new_group() for _ in range(2)]
 def work(group, value):

@@ -137,6 +137,66 @@ def test_workers_that_do_different_things_are_told_so(script: str, message: str,
         assert re.search(message, made.output("worker0"), re.DOTALL), made.everything()
 
 
+WRONG = """
+import threading
+from byteps_py.errors import AgreementError, BytePSError, NotInitializedError, UnsupportedError
+
+def raised(kind, call, *arguments, **more):
+    try:
+        call(*arguments, **more)
+    except kind as error:
+        return str(error)
+    raise SystemExit(f'{call} of {arguments} has not raised {kind}')
+
+class Forked(torch.utils.data.Dataset):
+    calls = [bps.rank, lambda: bps.push_pull(torch.ones(1), name='forked'), lambda: bps.synchronize(kept), bps.barrier]
+    def __len__(self):
+        return len(self.calls)
+    def __getitem__(self, index):
+        return raised(NotInitializedError, self.calls[index])
+
+if rank == 0:
+    kept = bps.push_pull_async(torch.ones(1), name='kept')  # worker 1 comes later
+    loader = torch.utils.data.DataLoader(Forked(), None, num_workers=1, multiprocessing_context='fork', timeout=60)
+    assert all('forked from a worker' in told for told in loader)
+    bps.barrier()
+else:
+    bps.barrier()
+    kept = bps.push_pull_async(torch.ones(1), name='kept')
+assert bps.synchronize(kept).tolist() == [1.0]
+assert 'is no handle' in raised(ValueError, bps.synchronize, kept)
+assert 'complex64' in raised(UnsupportedError, bps.push_pull, torch.ones(1, dtype=torch.complex64), name='odd')
+assert 'meta device' in raised(UnsupportedError, bps.push_pull, torch.ones(1, device='meta'), name='odd')
+
+results = {}
+def work(name):
+    results[name] = [bps.push_pull(torch.full((9,), float(turn)), name=name)[0].item() for turn in range(20)]
+threads = [threading.Thread(target=work, args=(name,)) for name in ('a', 'b')]
+for each in threads if rank else threads[::-1]:
+    each.start()
+for each in threads:
+    each.join()
+assert results == {'a': list(range(20)), 'b': list(range(20))}
+
+told = raised(AgreementError, bps.push_pull, torch.ones(1), name='version', version=rank)
+assert 'worker 0' in told and 'worker 1' in told, told
+told = raised(AgreementError, bps.broadcast_parameters, {f'mine{rank}': torch.ones(1)})
+assert 'Only worker 0 has Parameter.mine0' in told and 'only worker 1 has Parameter.mine1' in told, told
+leaf = torch.ones(2, requires_grad=True)
+optimizer = bps.DistributedOptimizer(torch.optim.SGD([leaf], lr=1.0))
+optimizer.step()
+bps.shutdown()
+leaf.sum().backward()
+for call in (bps.rank, optimizer.step, lambda: bps.push_pull(torch.ones(1), name='late')):
+    assert 'call init() first' in raised(NotInitializedError, call)
+"""
+
+
+def test_wrong_calls_in_a_real_job(tmp_path: Path) -> None:
+    with running(tmp_path, HEAD + WRONG) as made:
+        assert set(made.wait(90).values()) == {0}, made.everything()
+
+
 LARGE = """
 import resource
 model = nn.utils.skip_init(nn.Linear, 12_500, 10_000, bias=False)

@@ -75,3 +75,28 @@ def test_wait_returns_the_output_itself() -> None:
     assert pending.done()
     assert pending.wait() is output
     assert pending.absent
+
+
+def test_a_callback_is_called_once_whoever_comes_first() -> None:
+    calls: list[str] = []
+    late, early, failing = Pending(SPEC, None), Pending(SPEC, None), Pending(SPEC, None)
+    late.call_when_done(lambda: calls.append("late"))
+    failing.call_when_done(lambda: calls.append("failing"))
+    assert calls == []
+    late.complete(absent=False)
+    failing.fail(JobAborted("lost"))
+    failing.fail(JobAborted("again"))
+    early.complete(absent=False)
+    early.call_when_done(lambda: calls.append("early"))
+    assert calls == ["late", "failing", "early"]
+
+
+def test_a_callback_and_the_end_that_cross_are_one_call() -> None:
+    for _ in range(200):
+        calls: list[int] = []
+        pending = Pending(SPEC, None)
+        thread = threading.Thread(target=pending.complete, args=(False,))
+        thread.start()
+        pending.call_when_done(lambda calls=calls: calls.append(1))
+        thread.join(10)
+        assert calls == [1]

@@ -112,6 +112,13 @@ def test_other_names_in_a_broadcast_are_found() -> None:
     both_fail(body, r"Only worker 0 has Parameter\.c \(float32 \(2,\)\); only worker 1 has Parameter\.b \(float32")
 
 
+def test_other_roots_are_found() -> None:
+    def body(session):
+        bps.broadcast_parameters({"a": torch.ones(1)}, root_rank=session.rank)
+
+    both_fail(body, r"Only worker 0 has root 0; only worker 1 has root 1")
+
+
 def test_only_those_that_differ_are_named_and_of_many_a_few() -> None:
     def body(session):
         bps.broadcast_parameters({f"{session.rank if i else ''}{i}": torch.ones(1) for i in range(9)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 
 import pytest
@@ -143,3 +144,62 @@ class TestStaging:
                     staging.start(gradient, buffer, lambda: None)
 
         run_workers(1, body)
+
+
+def test_optimizer_state_and_options_stay_on_the_gpu() -> None:
+    def body(session):
+        weight = torch.zeros(3000, device="cuda", requires_grad=True)
+        rate = torch.tensor(0.5 if session.rank else 0.25, device="cuda")
+        optimizer = torch.optim.Adam([weight], lr=rate, capturable=True)
+        if session.rank:
+            weight.sum().backward()
+            optimizer.step()
+        bps.broadcast_parameters({"weight": weight.detach()}, root_rank=1)
+        bps.broadcast_optimizer_state(optimizer, root_rank=1)
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        state = optimizer.state[weight]
+        kinds = {each.device.type for each in [*state.values(), optimizer.param_groups[0]["lr"]]}
+        return kinds, weight.tolist(), state["step"].item(), float(optimizer.param_groups[0]["lr"])
+
+    first, second = run_workers(2, body)
+    assert first == second
+    assert first[0] == {"cuda"}
+    assert first[2:] == (2.0, 0.5)
+
+
+def test_batch_normalisation_of_gpus_is_that_of_the_joined_batch() -> None:
+    whole = torch.randn(6, 4, 5, generator=torch.Generator().manual_seed(2)).cuda()
+    layers = [bps.SyncBatchNorm(4, device="cuda")]
+    layers.append(copy.deepcopy(layers[0]))
+
+    def body(session):
+        part = whole[session.rank * 3 :][:3].clone().requires_grad_()
+        result = layers[session.rank](part)
+        (result * whole[:3]).sum().backward()
+        return result.detach(), part.grad
+
+    plain = torch.nn.BatchNorm1d(4).cuda()
+    leaf = whole.clone().requires_grad_()
+    expected = plain(leaf)
+    (expected * whole[:3].repeat(2, 1, 1)).sum().backward()
+    results = run_workers(2, body)
+    torch.testing.assert_close(torch.cat([each for each, _ in results]), expected.detach())
+    torch.testing.assert_close(torch.cat([each for _, each in results]), leaf.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(layers[0].running_var, plain.running_var)
+
+
+def test_a_scaler_skips_the_same_step_everywhere() -> None:
+    def body(session):
+        weight = torch.ones(4, device="cuda", requires_grad=True)
+        optimizer = bps.DistributedOptimizer(torch.optim.SGD([weight], lr=0.5))
+        scaler = torch.amp.GradScaler("cuda", init_scale=64.0)
+        for step in range(3):
+            optimizer.zero_grad()
+            factor = float("inf") if (step, session.rank) == (1, 1) else 1.0
+            scaler.scale((weight * factor).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return weight.tolist(), scaler.get_scale()
+
+    assert run_workers(2, body) == [([0.0] * 4, 32.0)] * 2

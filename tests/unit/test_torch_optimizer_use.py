@@ -130,6 +130,23 @@ class TestScaler:
         for ours, theirs in zip(fused[0][0], results[0][0], strict=True):
             torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=1e-4, atol=1e-6)
 
+    def test_a_wrapper_that_hands_the_groups_on_does_not_hide_them(self):
+        class Wrapper:
+            def __init__(self, optimizer):
+                self.optimizer = optimizer
+                self.step = optimizer.step
+
+            @property
+            def param_groups(self):
+                return self.optimizer.param_groups
+
+        def body(session):
+            return self.body(session, lambda optimizer, scaler, model: scaler.step(Wrapper(optimizer)))
+
+        first, second = run_workers(2, body)
+        assert first == second
+        assert first[1] == [1024.0, 512.0, 512.0, 512.0, 512.0]
+
     def test_who_only_looks_starts_no_exchange(self):
         def body(session):
             model = make_model()
@@ -191,6 +208,17 @@ def test_hooks_run_once_and_see_averages_also_after_load_state_dict() -> None:
         return seen
 
     assert run_workers(2, body) == [[1.5, -1.5]] * 2
+
+
+def test_the_profiler_sees_one_step_of_the_own_class() -> None:
+    def body(session):
+        optimizer = wrapped(make_model())
+        optimizer.load_state_dict(optimizer.state_dict())
+        with torch.profiler.profile() as profile:
+            optimizer.step()
+        return [each.name for each in profile.events() if each.name.startswith("Optimizer.step")]
+
+    assert run_workers(1, body) == [["Optimizer.step#SGD.step"]]
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps, lambda o: torch.save(o, io.BytesIO())])

@@ -365,6 +365,43 @@ def test_works_and_futures() -> None:
     run(2, body)
 
 
+def test_a_callback_of_a_future_may_wait_for_another_one() -> None:
+    def body(group, rank):
+        def again(future):
+            (tensor,) = future.wait()
+            return group.allreduce([tensor + rank]).get_future().then(last).wait()
+
+        def last(future):
+            (tensor,) = future.wait()
+            return group.allreduce([tensor]).get_future().wait()[0].tolist()
+
+        return group.allreduce([torch.full((2,), 1.0)]).get_future().then(again).wait()
+
+    assert run(2, body) == [[10.0, 10.0]] * 2
+
+
+def test_several_tensors_at_once_and_the_names_that_torch_gives() -> None:
+    def body(group, rank):
+        outputs = [torch.empty(4), torch.empty(2, 3, dtype=torch.int64)]
+        inputs = [torch.full((2,), float(rank)), torch.full((3,), rank)]
+        group.allgather_into_tensor_coalesced(outputs, inputs).wait()
+        assert outputs[0].tolist() == [0, 0, 1, 1]
+        assert outputs[1].tolist() == [[0, 0, 0], [1, 1, 1]]
+        lists = [[torch.empty(2), torch.empty(2)], [torch.empty(3, dtype=torch.int64) for _ in range(2)]]
+        group.allgather_coalesced(lists, inputs).wait()
+        assert lists[1][1].tolist() == [1, 1, 1]
+        summed = [torch.empty(2), torch.empty(1, 3, dtype=torch.int64)]
+        opts = options("ReduceScatterOptions", reduceOp=ReduceOp.SUM)
+        group.reduce_scatter_tensor_coalesced(summed, [each * (rank + 1) for each in outputs], opts).wait()
+        assert [each.unique().tolist() for each in summed] == [[3 * rank]] * 2
+        group._set_group_name("a name")
+        group._set_group_desc("words")
+        assert group.group_name == "a name"
+        assert group.group_desc == "words"
+
+    run(2, body)
+
+
 def test_a_work_keeps_its_time_and_can_be_waited_for_again() -> None:
     reached = threading.Event()
 
@@ -425,7 +462,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_sent() -> None:
             (lambda: group.allgather([[torch.zeros(2)]], [torch.zeros(2)]), "must be 2 tensors in the list"),
             (lambda: group.allgather([[torch.zeros(3)] * 2], [torch.zeros(2)]), "differ in size"),
             (lambda: group.allgather([[torch.zeros(2)] * 2], [torch.zeros(2).int()]), "one dtype"),
-            (lambda: group.allgather([], []), "one tensor per process, not 0"),
+            (lambda: group.allgather([], []), "at least one"),
             (lambda: group.all_gather_single(torch.zeros(3), torch.zeros(1)), "cut into 2 equal parts"),
             (lambda: group.all_gather_single(torch.zeros(2, 2).t(), torch.zeros(2)), "contiguous"),
             (lambda: group.all_to_all_single(torch.zeros(3), torch.zeros(3), [1, 1], [1, 2]), "first dimension"),

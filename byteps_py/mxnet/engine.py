@@ -1,0 +1,415 @@
+"""Operations of the session as operations of MXNet's engine.
+
+MXNet computes in threads of its own: a call in Python only tells the engine which arrays an operation reads and writes,
+and the engine runs it when these are free.  A push and pull is such an operation, which writes one array:
+
+==========  =====================================  ==================================================================
+a work is   since                                  who
+==========  =====================================  ==================================================================
+waiting     :meth:`Engine.push`                    the caller, who goes on at once
+begun       whatever wrote the array is over       a thread of the engine: submits to the session, and goes on at once
+over        the session has the result or an       whichever thread of the session completes it, which only puts the
+            error                                  work into a queue
+told        the engine was called back: what       the thread ``byteps-mxnet``, which waits for the queue
+            reads the array may run
+==========  =====================================  ==================================================================
+
+A work whose array could not be computed is skipped by the engine, which then only drops it.  Works of one name have a
+second array in common that they write, their *turn*: without it two arrays of one name would be submitted in the order
+in which they happen to be computed, which need not be that of another worker.
+
+An error is given to the engine, which makes it the state of the array: what reads the array is skipped, and
+``asnumpy()``, ``wait_to_read()`` or ``waitall()`` raise it as MXNetError.  It is raised by the next call of this
+plugin too, or ends the process as it exits.  See docs/decisions/0027.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import itertools
+import logging
+import os
+import queue
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import mxnet as mx
+import numpy.typing as npt
+
+from byteps_py import session as _session
+from byteps_py.errors import BytePSError
+from byteps_py.mxnet.arrays import memory_of
+from byteps_py.roles import last_words
+from byteps_py.roles.pending import Pending
+from byteps_py.session import Session
+from byteps_py.types import TensorSpec
+
+__all__ = ["Engine", "Work", "engine", "shutdown"]
+
+_log = logging.getLogger("byteps_py.worker")
+
+if not mx.__version__.startswith("1.9."):
+    raise ImportError(
+        f"byteps_py.mxnet needs MXNet 1.9.1, whose engine it knows, and this is {mx.__version__}: "
+        "pip install 'byteps_py[mxnet]'"
+    )
+
+# include/mxnet/c_api.h and engine.h of MXNet 1.9.1.
+_AsyncFunction: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+"""``(RunContext*, CallbackOnComplete*, parameter)``; the second lives only as long as the call."""
+_Deleter: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_Callback: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_PRIORITIZED: Final = ctypes.c_int(3)
+"""FnProperty::kCPUPrioritized: run by threads apart from those that compute, the highest priority first."""
+_PRIORITIES: Final = range(-(2**31), 2**31)
+_NAME: Final = b"byteps_push_pull"
+_REORDER: Final = "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv"
+_EXIT_SECONDS: Final = 5.0
+"""How long the end of the interpreter waits, after the job was left, for works that are still known."""
+
+
+class _Context(ctypes.Structure):
+    _fields_ = (("device_type", ctypes.c_int), ("device_id", ctypes.c_int32))
+
+
+class _OnComplete(ctypes.Structure):
+    _fields_ = (("callback", ctypes.c_void_p), ("engine", ctypes.c_void_p), ("parameter", ctypes.c_void_p))
+
+
+_CPU: Final = _Context(1, 0)
+
+
+class Work:
+    """One operation on one array. Any thread.
+
+    Attributes:
+        spec: what the array travels as.
+        array: written by it; None once it is told.
+        turn: written by all works of its name.
+        began_in: the thread that ran it; None before.
+    """
+
+    def __init__(self, spec: TensorSpec, array: Any, begin: Callable[[npt.NDArray[Any]], Pending]) -> None:
+        self.spec = spec
+        self.array = array
+        self.turn: Any = None
+        self.began_in: int | None = None
+        self._begin: Callable[[npt.NDArray[Any]], Pending] | None = begin
+        self._on_complete: _OnComplete | None = None
+        self._pending: Pending | None = None
+        self._over = threading.Event()
+        self._absent = False
+        self._error: BaseException | None = None
+        self._is_told = False
+
+    def wait(self) -> bool:
+        """Block until it is over; returns whether some worker contributed something.
+
+        Raises:
+            BytePSError: as :meth:`byteps_py.roles.pending.Pending.wait`, and where the array could not be computed.
+        """
+        self._over.wait()
+        self.raise_error()
+        return not self._absent
+
+    def raise_error(self) -> None:
+        """Raise what it failed of, if it has."""
+        if self._error is not None:
+            self._is_told = True
+            raise self._error.with_traceback(None)
+
+    @property
+    def untold(self) -> BaseException | None:
+        """What it failed of, unless somebody was told."""
+        return None if self._is_told else self._error
+
+    @property
+    def is_over(self) -> bool:
+        """Whether :meth:`wait` would return or raise at once."""
+        return self._over.is_set()
+
+    def start(self, on_complete: _OnComplete, then: Callable[[], None]) -> None:
+        """Submit it, and have ``then`` called when it is over. Never raises."""
+        assert self._begin is not None
+        begin, self._begin = self._begin, None
+        self.began_in = threading.get_ident()
+        self._on_complete = on_complete
+        try:
+            self._pending = begin(memory_of(self.array, self.spec))
+        except BaseException as error:
+            self._error = error
+            then()
+        else:
+            self._pending.call_when_done(then)
+
+    def hurry(self) -> None:
+        """Nothing of what was submitted is to be held back."""
+        if self._pending is not None:
+            self._pending.done()
+
+    def finish(self) -> None:
+        """Take the outcome; it is there already."""
+        if self._pending is not None:
+            try:
+                self._pending.wait()
+            except BaseException as error:
+                self._error = error
+            self._absent = self._pending.absent
+            self._pending = None
+        self._over.set()
+
+    def skip(self) -> None:
+        """The engine will not run it."""
+        self._error = BytePSError(
+            f"tensor {self.spec.name!r} was not pushed, because the operation that computes it has failed: "
+            "read the array to see why"
+        )
+        self._over.set()
+
+    def tell(self) -> None:
+        """Call the engine back; it may run what comes after before this returns."""
+        complete, self.array = self._on_complete, None
+        assert complete is not None
+        with _as_cpp_error(self._error) as error:
+            _Callback(complete.callback)(complete.engine, complete.parameter, error)
+
+
+@contextlib.contextmanager
+def _as_cpp_error(error: BaseException | None) -> Iterator[Any]:
+    """The address of a ``dmlc::Error`` with the text of ``error``; None for none.
+
+    It is a ``std::runtime_error`` and adds nothing; the engine copies it.  The C++ library that MXNet has loaded makes
+    and destroys it.
+    """
+    if error is None:
+        yield None
+        return
+    library = ctypes.CDLL("libstdc++.so.6")
+    memory = ctypes.create_string_buffer(2 * ctypes.sizeof(ctypes.c_void_p))
+    text = f"{type(error).__name__}: {error}".encode(errors="replace").replace(b"\0", b"?")
+    library["_ZNSt13runtime_errorC1EPKc"](ctypes.byref(memory), ctypes.c_char_p(text))
+    try:
+        yield ctypes.byref(memory)
+    finally:
+        library["_ZNSt13runtime_errorD1Ev"](ctypes.byref(memory))
+
+
+class Engine:
+    """MXNet's engine, and what this plugin has given it. Any thread; one for the process."""
+
+    def __init__(self) -> None:
+        self._library = mx.base._LIB
+        # Builds without oneDNN lack it, and need not reorder.
+        self._reorder: Any = getattr(self._library, _REORDER, None)
+        if self._reorder is not None:
+            self._reorder.restype, self._reorder.argtypes = None, [ctypes.c_void_p]
+        # C keeps these addresses, so they must live as long as the process.
+        self._start_function = _AsyncFunction(self._start)
+        self._drop_function = _Deleter(self._drop)
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all: at the beginning, and in a forked child."""
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._works: dict[int, Work] = {}
+        self._waiting = 0
+        self._numbers = itertools.count(1)
+        self._turns: weakref.WeakKeyDictionary[Session, dict[str, Any]] = weakref.WeakKeyDictionary()
+        self._over: queue.SimpleQueue[tuple[int, Work]] = queue.SimpleQueue()
+        self._teller: threading.Thread | None = None
+        self._failed: deque[Work] = deque()
+        self._forks = 0
+
+    def push(
+        self,
+        session: Session,
+        spec: TensorSpec,
+        array: Any,
+        begin: Callable[[npt.NDArray[Any]], Pending],
+        priority: int = 0,
+    ) -> Work:
+        """Have ``begin`` called when ``array`` has been computed; the array is busy until the operation is over.
+
+        Args:
+            session: whose end waits for it.
+            spec: of the array.
+            array: an NDArray.
+            begin: is given the memory, to read and to write until the operation is done, and submits; it must not wait.
+                Called by a thread of the engine.
+            priority: higher goes first where several are ready.
+
+        Raises:
+            BytePSError: an earlier work failed, and nobody was told.
+            MXNetError: the engine refuses.
+        """
+        self.raise_failure()
+        self._watch(session)
+        work = Work(spec, array, begin)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._forks)
+            number = next(self._numbers)
+            self._works[number] = work
+            self._waiting += 1
+            turns = self._turns.setdefault(session, {})
+            if spec.name not in turns:
+                turns[spec.name] = mx.nd.empty((1,))
+            work.turn = turns[spec.name]
+            if self._teller is None:
+                self._teller = threading.Thread(target=self._tell_all, name="byteps-mxnet", daemon=True)
+                self._teller.start()
+        try:
+            self._give(number, work, min(max(priority, _PRIORITIES[0]), _PRIORITIES[-1]))
+        except BaseException:
+            self._forget(number)
+            raise
+        if work.began_in == threading.get_ident():  # the NaiveEngine ran it within the call, and forgets errors
+            work.raise_error()
+        return work
+
+    def raise_failure(self) -> None:
+        """Raise what a work failed of that nobody was told of; once."""
+        error = self.take_failure()
+        if error is not None:
+            raise error.with_traceback(None)
+
+    def take_failure(self) -> BaseException | None:
+        """What :meth:`raise_failure` would raise."""
+        while self._failed:
+            with contextlib.suppress(IndexError):  # another thread was quicker
+                error = self._failed.popleft().untold
+                if error is not None:
+                    return error
+        return None
+
+    def drain(self, seconds: float | None = None) -> bool:
+        """Wait until all that was pushed is over, ``seconds`` at most; returns whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._works, seconds)
+
+    def hold(self) -> None:
+        """Before a fork: MXNet then waits for its engine, without letting the GIL go that its threads need here."""
+        with self._changed:
+            self._forks += 1
+            self._changed.wait_for(lambda: not self._works)
+
+    def release(self) -> None:
+        """After a fork, in the parent."""
+        with self._changed:
+            self._forks -= 1
+            self._changed.notify_all()
+
+    def leave_at_exit(self) -> None:
+        """As the interpreter exits: wait for what was pushed, unless it dies; leave; see that nothing is left to do.
+
+        MXNet waits for its engine later, and must not wait for what would only end with the session; and no thread of
+        the engine may find Python gone.
+        """
+        if os.getpid() != self._pid:
+            return
+        if not last_words.cause():
+            self.drain()
+        error = self.take_failure()
+        if error is not None and not last_words.cause():  # the script ended well, but not what it asked for
+            _log.error("%s", error)
+            with contextlib.suppress(BytePSError):
+                _session.current().close(f"failed: {type(error).__name__}: {error}")
+            last_words.exit_now()
+        _session.leave_at_exit()
+        self.drain(_EXIT_SECONDS)
+
+    def _watch(self, session: Session) -> None:
+        if session not in self._sessions:
+            self._sessions.add(session)
+            atexit.unregister(self.leave_at_exit)
+            atexit.register(self.leave_at_exit)  # before MXNet's own handler, and that of init()
+
+    def _give(self, number: int, work: Work, priority: int) -> None:
+        if self._reorder is not None:
+            # What oneDNN has computed may lie in a layout of its own, and to ask for the memory would then wait for
+            # the engine, within the engine.
+            self._reorder(work.array.handle)
+        written = (ctypes.c_void_p * 2)(work.array.handle, work.turn.handle)
+        mx.base.check_call(
+            self._library.MXEnginePushAsyncND(
+                self._start_function,
+                ctypes.c_void_p(number),
+                self._drop_function,
+                ctypes.byref(_CPU),
+                None,
+                ctypes.c_int(0),
+                written,
+                ctypes.c_int(len(written)),
+                ctypes.byref(_PRIORITIZED),
+                ctypes.c_int(priority),
+                ctypes.c_char_p(_NAME),
+                ctypes.c_bool(False),
+            )
+        )
+
+    # From here on: threads of the engine, and the one that tells.
+
+    def _start(self, _: int, on_complete: int, number: int) -> None:
+        work = self._works[number]
+        copied = _OnComplete.from_buffer_copy(ctypes.string_at(on_complete, ctypes.sizeof(_OnComplete)))
+        work.start(copied, functools.partial(self._over.put, (number, work)))
+        if self._count_down() == 0:  # else what is light waits for company
+            work.hurry()
+
+    def _drop(self, number: int) -> None:
+        work = self._works.get(number)
+        if work is not None and work.began_in is None:
+            work.skip()
+            self._failed.append(work)
+            self._count_down()
+            self._forget(number)
+
+    def _count_down(self) -> int:
+        with self._changed:
+            self._waiting -= 1
+            return self._waiting
+
+    def _forget(self, number: int) -> None:
+        with self._changed:
+            self._works.pop(number, None)
+            self._changed.notify_all()
+
+    def _tell_all(self) -> None:
+        while True:
+            self._tell(*self._over.get())
+
+    def _tell(self, number: int, work: Work) -> None:
+        work.finish()
+        if work.untold is not None:
+            self._failed.append(work)
+            with self._changed:
+                for turns in self._turns.values():  # that of the work is in the state of the error now
+                    if turns.get(work.spec.name) is work.turn:
+                        del turns[work.spec.name]
+        work.tell()
+        self._forget(number)
+
+
+engine: Final = Engine()
+
+
+def shutdown() -> None:
+    """Wait until all that was pushed is over, then leave the job. Does nothing without a session.
+
+    Raises:
+        JobAborted, TransportTimeout: the job had ended before its time: an aborted job must not look like a success.
+        BytePSError: something that was pushed has failed, and nobody was told.
+    """
+    engine.drain()
+    _session.shutdown()
+    engine.raise_failure()
+
+
+os.register_at_fork(before=engine.hold, after_in_parent=engine.release, after_in_child=engine.reset)
