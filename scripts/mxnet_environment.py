@@ -46,9 +46,7 @@ def main() -> int:
     stamp = FOLDER / "made-from"
     if stamp.exists() and stamp.read_text(encoding="utf-8") == state:
         return 0
-    print(
-        f"This makes {FOLDER.name} with {python.path}, and downloads MXNet 1.9.1 (50 MB), NumPy, SciPy and scikit-learn."
-    )
+    print(f"This makes {FOLDER.name} with {python.path}, and downloads MXNet 1.9.1 (50 MB), NumPy and scikit-learn.")
     shutil.rmtree(FOLDER, ignore_errors=True)
     subprocess.run([python.path, "-m", "venv", "--without-pip", str(FOLDER)], check=True)
     target = str(FOLDER / "bin" / "python")

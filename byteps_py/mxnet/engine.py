@@ -36,7 +36,7 @@ import queue
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import mxnet as mx
@@ -44,13 +44,13 @@ import numpy.typing as npt
 
 from byteps_py import session as _session
 from byteps_py.errors import BytePSError
-from byteps_py.mxnet.arrays import memory_of
+from byteps_py.mxnet.work import OnComplete, Work
 from byteps_py.roles import last_words
 from byteps_py.roles.pending import Pending
 from byteps_py.session import Session
 from byteps_py.types import TensorSpec
 
-__all__ = ["Engine", "Work", "engine", "shutdown"]
+__all__ = ["Engine", "engine", "shutdown"]
 
 _log = logging.getLogger("byteps_py.worker")
 
@@ -64,7 +64,6 @@ if not mx.__version__.startswith("1.9."):
 _AsyncFunction: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 """``(RunContext*, CallbackOnComplete*, parameter)``; the second lives only as long as the call."""
 _Deleter: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_Callback: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _PRIORITIZED: Final = ctypes.c_int(3)
 """FnProperty::kCPUPrioritized: run by threads apart from those that compute, the highest priority first."""
 _PRIORITIES: Final = range(-(2**31), 2**31)
@@ -78,126 +77,7 @@ class _Context(ctypes.Structure):
     _fields_ = (("device_type", ctypes.c_int), ("device_id", ctypes.c_int32))
 
 
-class _OnComplete(ctypes.Structure):
-    _fields_ = (("callback", ctypes.c_void_p), ("engine", ctypes.c_void_p), ("parameter", ctypes.c_void_p))
-
-
 _CPU: Final = _Context(1, 0)
-
-
-class Work:
-    """One operation on one array. Any thread.
-
-    Attributes:
-        spec: what the array travels as.
-        array: written by it; None once it is told.
-        turn: written by all works of its name.
-        began_in: the thread that ran it; None before.
-    """
-
-    def __init__(self, spec: TensorSpec, array: Any, begin: Callable[[npt.NDArray[Any]], Pending]) -> None:
-        self.spec = spec
-        self.array = array
-        self.turn: Any = None
-        self.began_in: int | None = None
-        self._begin: Callable[[npt.NDArray[Any]], Pending] | None = begin
-        self._on_complete: _OnComplete | None = None
-        self._pending: Pending | None = None
-        self._over = threading.Event()
-        self._absent = False
-        self._error: BaseException | None = None
-        self._is_told = False
-
-    def wait(self) -> bool:
-        """Block until it is over; returns whether some worker contributed something.
-
-        Raises:
-            BytePSError: as :meth:`byteps_py.roles.pending.Pending.wait`, and where the array could not be computed.
-        """
-        self._over.wait()
-        self.raise_error()
-        return not self._absent
-
-    def raise_error(self) -> None:
-        """Raise what it failed of, if it has."""
-        if self._error is not None:
-            self._is_told = True
-            raise self._error.with_traceback(None)
-
-    @property
-    def untold(self) -> BaseException | None:
-        """What it failed of, unless somebody was told."""
-        return None if self._is_told else self._error
-
-    @property
-    def is_over(self) -> bool:
-        """Whether :meth:`wait` would return or raise at once."""
-        return self._over.is_set()
-
-    def start(self, on_complete: _OnComplete, then: Callable[[], None]) -> None:
-        """Submit it, and have ``then`` called when it is over. Never raises."""
-        assert self._begin is not None
-        begin, self._begin = self._begin, None
-        self.began_in = threading.get_ident()
-        self._on_complete = on_complete
-        try:
-            self._pending = begin(memory_of(self.array, self.spec))
-        except BaseException as error:
-            self._error = error
-            then()
-        else:
-            self._pending.call_when_done(then)
-
-    def hurry(self) -> None:
-        """Nothing of what was submitted is to be held back."""
-        if self._pending is not None:
-            self._pending.done()
-
-    def finish(self) -> None:
-        """Take the outcome; it is there already."""
-        if self._pending is not None:
-            try:
-                self._pending.wait()
-            except BaseException as error:
-                self._error = error
-            self._absent = self._pending.absent
-            self._pending = None
-        self._over.set()
-
-    def skip(self) -> None:
-        """The engine will not run it."""
-        self._error = BytePSError(
-            f"tensor {self.spec.name!r} was not pushed, because the operation that computes it has failed: "
-            "read the array to see why"
-        )
-        self._over.set()
-
-    def tell(self) -> None:
-        """Call the engine back; it may run what comes after before this returns."""
-        complete, self.array = self._on_complete, None
-        assert complete is not None
-        with _as_cpp_error(self._error) as error:
-            _Callback(complete.callback)(complete.engine, complete.parameter, error)
-
-
-@contextlib.contextmanager
-def _as_cpp_error(error: BaseException | None) -> Iterator[Any]:
-    """The address of a ``dmlc::Error`` with the text of ``error``; None for none.
-
-    It is a ``std::runtime_error`` and adds nothing; the engine copies it.  The C++ library that MXNet has loaded makes
-    and destroys it.
-    """
-    if error is None:
-        yield None
-        return
-    library = ctypes.CDLL("libstdc++.so.6")
-    memory = ctypes.create_string_buffer(2 * ctypes.sizeof(ctypes.c_void_p))
-    text = f"{type(error).__name__}: {error}".encode(errors="replace").replace(b"\0", b"?")
-    library["_ZNSt13runtime_errorC1EPKc"](ctypes.byref(memory), ctypes.c_char_p(text))
-    try:
-        yield ctypes.byref(memory)
-    finally:
-        library["_ZNSt13runtime_errorD1Ev"](ctypes.byref(memory))
 
 
 class Engine:
@@ -358,7 +238,7 @@ class Engine:
 
     def _start(self, _: int, on_complete: int, number: int) -> None:
         work = self._works[number]
-        copied = _OnComplete.from_buffer_copy(ctypes.string_at(on_complete, ctypes.sizeof(_OnComplete)))
+        copied = OnComplete.from_buffer_copy(ctypes.string_at(on_complete, ctypes.sizeof(OnComplete)))
         work.start(copied, functools.partial(self._over.put, (number, work)))
         if self._count_down() == 0:  # else what is light waits for company
             work.hurry()

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from byteps_py import session as _session
 from byteps_py.errors import AgreementError, UnsupportedError
 from byteps_py.mxnet.arrays import spec_of
-from byteps_py.mxnet.engine import Work, engine
+from byteps_py.mxnet.engine import engine
+from byteps_py.mxnet.work import Work
 from byteps_py.roles.pending import Pending
 from byteps_py.session import Session
 from byteps_py.types import Operation, TensorSpec

@@ -20,9 +20,10 @@ from byteps_py import session as _session
 from byteps_py.errors import UnsupportedError
 from byteps_py.mxnet.broadcast import check_contexts
 from byteps_py.mxnet.compression import Compression, Compressor
-from byteps_py.mxnet.engine import Work, engine
+from byteps_py.mxnet.engine import engine
 from byteps_py.mxnet.ops import next_number, start
 from byteps_py.mxnet.optimizer import DistributedOptimizer
+from byteps_py.mxnet.work import Work
 from byteps_py.objects import check_root
 from byteps_py.types import Operation
 

@@ -164,8 +164,8 @@ def test_only_the_last_that_is_ready_hurries():
     first, second = mx.nd.zeros((1,)), mx.nd.zeros((1,))
     blocker = Held(first)
     assert blocker.has_begun.wait(SECONDS)
-    begun = Held(second)
     waiting = Held(first)
+    begun = Held(second)
     begun.write(0)
     begun.work.wait()
     assert begun.looks == 0, "what was behind it had not begun"
