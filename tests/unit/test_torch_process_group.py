@@ -365,21 +365,6 @@ def test_works_and_futures() -> None:
     run(2, body)
 
 
-def test_a_callback_of_a_future_may_wait_for_another_one() -> None:
-    def body(group, rank):
-        def again(future):
-            (tensor,) = future.wait()
-            return group.allreduce([tensor + rank]).get_future().then(last).wait()
-
-        def last(future):
-            (tensor,) = future.wait()
-            return group.allreduce([tensor]).get_future().wait()[0].tolist()
-
-        return group.allreduce([torch.full((2,), 1.0)]).get_future().then(again).wait()
-
-    assert run(2, body) == [[10.0, 10.0]] * 2
-
-
 def test_several_tensors_at_once_and_the_names_that_torch_gives() -> None:
     def body(group, rank):
         outputs = [torch.empty(4), torch.empty(2, 3, dtype=torch.int64)]
