@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import operator
 import os
 import threading
@@ -29,7 +28,7 @@ from byteps_py.roles.pending import Pending
 from byteps_py.settings import environment
 from byteps_py.telemetry.metrics import SpeedRecord
 from byteps_py.telemetry.recorder import Recorder
-from byteps_py.types import DType, Operation, Role, TensorSpec, check_shape
+from byteps_py.types import DType, Operation, Role, TensorSpec, check_count, check_shape
 
 __all__ = [
     "Session",
@@ -199,7 +198,7 @@ class Session:
         Raises:
             TypeError, ValueError: ``samples`` is no number from 0 on. Nothing is counted.
         """
-        counted = 0 if samples is None else _count(samples)
+        counted = 0 if samples is None else check_count(samples)
         with self._lock:
             if automatic and self._marks_itself:
                 return
@@ -245,20 +244,6 @@ class Session:
             if self._farewell is not None:
                 self._farewell.close()
             self._worker.close(failure)
-
-
-def _count(samples: Any) -> Any:
-    """A Python number for what may be NumPy's or torch's."""
-    try:
-        found: float = operator.index(samples)
-    except TypeError:
-        try:
-            found = float(samples)
-        except (TypeError, ValueError):
-            raise TypeError(f"step(samples=...) takes the number of samples in the step, not {samples!r}") from None
-    if not 0 <= found < math.inf:
-        raise ValueError(f"step(samples=...) takes a number from 0 on, not {samples!r}")
-    return found
 
 
 _state_lock = threading.Lock()

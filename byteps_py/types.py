@@ -26,6 +26,7 @@ __all__ = [
     "Role",
     "ServerInfo",
     "TensorSpec",
+    "check_count",
     "check_shape",
     "group_of",
     "make_key",
@@ -60,6 +61,24 @@ def check_shape(shape: Any) -> tuple[int, ...]:
     if not all(0 <= each <= sys.maxsize for each in checked):
         raise ValueError(f"shape {shape!r}: each dimension must be a number from 0 to {sys.maxsize}")
     return checked
+
+
+def check_count(samples: Any) -> Any:
+    """A number of samples as a Python number, for what may be NumPy's or torch's.
+
+    Raises:
+        TypeError, ValueError: it is no number from 0 on.
+    """
+    try:
+        found: float = operator.index(samples)
+    except TypeError:
+        try:
+            found = float(samples)
+        except (TypeError, ValueError):
+            raise TypeError(f"step(samples=...) takes the number of samples in the step, not {samples!r}") from None
+    if not 0 <= found < math.inf:
+        raise ValueError(f"step(samples=...) takes a number from 0 on, not {samples!r}")
+    return found
 
 
 class DType(enum.IntEnum):

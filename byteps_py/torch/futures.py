@@ -42,9 +42,14 @@ class Completer:
         Both are called by the thread, ``wait`` once those that were asked for before have ended. A callback of a future
         may ask for another one and wait for that, so it is completed by another thread.
         """
-        if threading.current_thread() is self._thread:
-            self._nested = self._nested or Completer()
-            return self._nested.future(wait, result)
+        asked: Completer | None = self
+        while asked is not None and asked._thread is not threading.current_thread():
+            asked = asked._nested
+        if asked is not None:
+            asked._nested = asked._nested or Completer()
+        return (self if asked is None or asked._nested is None else asked._nested)._ask(wait, result)
+
+    def _ask(self, wait: Callable[[], object], result: Callable[[], Any]) -> torch.futures.Future[Any]:
         parent: torch.futures.Future[None] = torch.futures.Future()
         entry = _Entry(wait, parent)
 

@@ -38,10 +38,9 @@ def test_the_bits_do_not_depend_on_the_transport_nor_on_where_gradients_live() -
 
 @needs_torch
 def test_an_ordinary_script_for_torch_distributed_learns_too() -> None:
-    results = [launch(2, servers, "torch_ddp.py", "--epochs", "5") for servers in (1, 2)]
-    assert len({each["params_sha256"] for each in results}) == 1
-    assert results[0]["accuracy"] >= 0.95
-    assert results[0]["steps"] == 5 * 44
+    result = launch(2, 2, "torch_ddp.py", "--epochs", "5")
+    assert result["accuracy"] >= 0.95
+    assert result["steps"] == 5 * 44
 
 
 @pytest.mark.parametrize("example", BOTH)

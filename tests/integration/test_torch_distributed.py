@@ -334,13 +334,6 @@ def test_torchrun_starts_the_workers_of_a_job(tmp_path: Path) -> None:
         assert {f"rank {rank} of 2 done" for rank in range(2)} <= set(made.output("worker0").splitlines())
 
 
-def test_torchrun_without_a_scheduler_says_what_to_start(tmp_path: Path) -> None:
-    with job(tmp_path, workers=1, DMLC_PS_ROOT_URI="") as made:
-        made.torchrun(2, write(tmp_path, SCRIPT))
-        assert made.wait(100) == {"worker0": 1}
-        assert "torchrun has started 2 processes, but DMLC_PS_ROOT_URI is not set" in made.output("worker0")
-
-
 def test_a_process_alone_needs_no_variables(tmp_path: Path) -> None:
     foreign = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     environ = {name: value for name, value in os.environ.items() if name not in foreign}

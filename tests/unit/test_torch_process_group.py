@@ -21,7 +21,7 @@ from byteps_py.errors import (  # noqa: E402
     TransportTimeout,
     UnsupportedError,
 )
-from byteps_py.torch import process_group  # noqa: E402
+from byteps_py.torch import collectives, process_group  # noqa: E402
 from byteps_py.torch.circle import Circle  # noqa: E402
 from byteps_py.torch.process_group import BytePSProcessGroup  # noqa: E402
 from tests.helpers.fake_session import run_workers  # noqa: E402
@@ -365,21 +365,6 @@ def test_works_and_futures() -> None:
     run(2, body)
 
 
-def test_a_callback_of_a_future_may_wait_for_another_one() -> None:
-    def body(group, rank):
-        def again(future):
-            (tensor,) = future.wait()
-            return group.allreduce([tensor + rank]).get_future().then(last).wait()
-
-        def last(future):
-            (tensor,) = future.wait()
-            return group.allreduce([tensor]).get_future().wait()[0].tolist()
-
-        return group.allreduce([torch.full((2,), 1.0)]).get_future().then(again).wait()
-
-    assert run(2, body) == [[10.0, 10.0]] * 2
-
-
 def test_several_tensors_at_once_and_the_names_that_torch_gives() -> None:
     def body(group, rank):
         outputs = [torch.empty(4), torch.empty(2, 3, dtype=torch.int64)]
@@ -482,6 +467,16 @@ def test_what_cannot_be_done_is_refused_before_anything_is_sent() -> None:
             with pytest.raises((ValueError, UnsupportedError), match=words):
                 call()
         group.barrier().wait()  # and nobody waits for them
+
+    run(2, body)
+
+
+def test_tensors_on_a_device_are_refused_with_their_place(monkeypatch) -> None:
+    monkeypatch.setattr(collectives, "check_dense", lambda tensor, what: None)  # which "meta" would not pass
+
+    def body(group, rank):
+        with pytest.raises(UnsupportedError, match=r"all_reduce\(SUM\) of float32 \(2,\) on meta: .* call tensor.cpu"):
+            group.allreduce([torch.empty(2, device="meta")])
 
     run(2, body)
 

@@ -1,0 +1,75 @@
+"""Futures that a thread completes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from byteps_py.torch.futures import Completer  # noqa: E402
+
+SECONDS = 60
+
+
+def threads() -> set[threading.Thread]:
+    return {each for each in threading.enumerate() if each.name == "byteps-futures"}
+
+
+def test_results_and_errors_come_in_the_order_of_asking() -> None:
+    completer, go, order = Completer(), threading.Event(), []
+
+    def fail() -> None:
+        order.append("second")
+        raise KeyError("broken")
+
+    first = completer.future(lambda: (go.wait(SECONDS), order.append("first")), lambda: torch.ones(2))
+    second = completer.future(fail, lambda: order.append("never"))
+    third = completer.future(lambda: order.append("third"), lambda: 3)
+    assert not first.done()
+    go.set()
+    assert third.wait() == 3
+    assert first.wait().tolist() == [1.0, 1.0]
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="broken"):
+            second.wait()
+    assert order == ["first", "second", "third"]
+    completer.close()
+
+
+def test_a_callback_may_ask_for_another_future_and_wait_for_that() -> None:
+    completer = Completer()
+
+    def ask(depth: int):
+        return completer.future(lambda: None, lambda: ask(depth - 1).wait() + 1 if depth else 0)
+
+    assert ask(3).wait() == 3
+    completer.close()
+
+
+def test_the_thread_ends_with_its_completer_and_by_close() -> None:
+    before = threads()
+    completer = Completer()
+    completer.future(lambda: None, lambda: None).wait()
+    (thread,) = threads() - before
+    completer.close()
+    assert not thread.is_alive()
+    assert completer.future(lambda: None, lambda: 5).wait() == 5  # and there is another when it is needed
+    (thread,) = threads() - before
+    del completer
+    gc.collect()
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+
+
+def test_a_forked_child_has_a_thread_of_its_own() -> None:
+    completer = Completer()
+    completer.future(lambda: None, lambda: None).wait()
+    child = os.fork()
+    if child == 0:
+        os._exit(completer.future(lambda: None, lambda: 7).wait())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    completer.close()
