@@ -15,10 +15,10 @@ state       event                                        then
 ==========  ===========================================  =========================================================
 up to date  the backward pass has finished its gradient  pushed (the front of the model has priority)
 pushed      step()                                       in flight; the group's options are noted
-in flight   the forward pass comes to it; the next       its average is waited for, the optimizer's own class
-            step(); something reads everything           updates it, its gradient is cleared if that was asked for
+in flight   somebody reads it, above all the forward     its average is waited for, the optimizer's own class
+            pass; the next step(); synchronize()         updates it, its gradient is cleared if that was asked for
                                                          in flight; up to date
-in flight   a gradient comes to it                       error: it was used before its update
+in flight   a gradient comes to it                       error: its old value was used
 ==========  ===========================================  =========================================================
 
 Parameters are updated by the thread that needs them, see ``docs/decisions/0026``. As in BytePS, this module also has
@@ -121,6 +121,7 @@ class CrossBarrierOptimizer(torch.optim.Optimizer):
 
     _updates: ParameterUpdates
     _opt_called: bool
+    _step_count: int = 0
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Contribute what has not been contributed, and return; each parameter is updated when it is needed.
@@ -133,6 +134,7 @@ class CrossBarrierOptimizer(torch.optim.Optimizer):
             BytePSError: an earlier exchange has failed, or a gradient was changed after its push had begun.
         """
         self._opt_called = True  # for learning-rate schedulers, which look whether there was a step before theirs
+        self._step_count += 1  # the same, for those of earlier versions of torch
         if closure is not None:
             raise UnsupportedError(f"step(closure): {_NEEDS_ALL}")
         self._updates.launch(self.param_groups, vars(self)["state"])
@@ -140,6 +142,7 @@ class CrossBarrierOptimizer(torch.optim.Optimizer):
 
     step.hooked = True  # type: ignore[attr-defined]  # the own class's step() tells the profiler
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    step._with_counter = True  # type: ignore[attr-defined]
 
     def synchronize(self) -> None:
         """Update all parameters; afterwards they may be read and written outside the model's forward pass.

@@ -29,10 +29,19 @@ _retired: Final = weakref.WeakSet["ParameterUpdates"]()
 @dataclass
 class _Flight:
     """``options`` are those of the group at ``step()``, one object for each group, None if there is none; ``clear`` is
-    what ``zero_grad()`` was asked for since then."""
+    what ``zero_grad()`` was asked for since then.
+
+    ``is_noted`` tells that the wait for the average has begun, and ``found`` what was in ``.grad`` then, if that was
+    something else than what was pushed; ``has_arrived``, that the average is in ``.grad``.
+    """
 
     options: dict[str, Any] | None
+    together: bool = False
     clear: bool | None = None
+    is_noted: bool = False
+    has_arrived: bool = False
+    is_replaced: bool = False
+    found: torch.Tensor | None = None
 
 
 class ParameterUpdates(GradientExchange):
@@ -67,6 +76,7 @@ class ParameterUpdates(GradientExchange):
         self._flying: dict[torch.Tensor, _Flight] = {}
         self._failure: Exception | None = None
         self._lock = threading.RLock()
+        self._is_updating = False
         self._is_retired = False
         # A second optimizer of the same class, on the same state, which is given a few parameters at a time.
         self._own = type(optimizer)
@@ -79,10 +89,18 @@ class ParameterUpdates(GradientExchange):
         claim(self, "CrossBarrier", parameters)
         owner = f"a CrossBarrier of class {self._own.__name__}"
         super().__init__(optimizer.param_groups, named_parameters, compression, passes, owner=owner)
-        self._waits = ForwardWaits(model, self)
+        self._waits = ForwardWaits(model)
+        self._waits.watch(self)
+
+    @property
+    def are_coming(self) -> bool:
+        """Whether updates are still to come, or will never come. Any thread."""
+        return bool(self._flying) or self._failure is not None
 
     def launch(self, groups: Sequence[dict[str, Any]], state: Any) -> None:
         """Finish what is in flight, then contribute what has not been contributed, and put all in flight.
+
+        Parameters that may be read unseen, see :class:`ForwardWaits`, are updated within it.
 
         Args:
             groups: the optimizer's ``param_groups``, whose options count as they are now.
@@ -92,6 +110,7 @@ class ParameterUpdates(GradientExchange):
             BytePSError: as :meth:`GradientExchange.synchronize`; nothing is in flight then, now and later.
         """
         with self._lock:
+            self._waits.leave()
             self.settle_all()
             try:
                 errors = self._contribute_all(groups)
@@ -100,50 +119,62 @@ class ParameterUpdates(GradientExchange):
             except Exception as error:
                 self._fail(error)
             vars(self._part)["state"] = state
+            flights = {each: _Flight(None) for each in self._slots}
             for group in groups:
-                options = _options_of(group)
-                self._flying.update({each: _Flight(options) for each in group["params"] if each in self._slots})
-            self._flying.update({each: _Flight(None) for each in self._slots if each not in self._flying})
-            self._waits.next_step()
+                options, together = _options_of(group), _is_mixed(group)
+                flights.update({each: _Flight(options, together) for each in group["params"] if each in flights})
             self.finish_step()
+            self._flying.update(flights)  # at once: who interrupts a step finds all of it or nothing
+            watched = self._waits.watch(self)
+            self.settle([each for each in flights if each not in watched])
 
     def accumulated(self, slot: Any) -> None:
-        """See :meth:`GradientExchange.accumulated`; notes that the parameter was used."""
-        if slot.parameter in self._flying:
-            self._failure = BytePSError(
-                f"parameter {slot.label!r} was used before its update of the last step, since none of the modules that "
-                "it was used by until now ran in this forward pass: call the optimizer's synchronize() before such a "
-                "pass; this training cannot go on"
-            )
-            raise self._failure
-        super().accumulated(slot)
-        self._waits.used(slot.parameter)
+        """See :meth:`GradientExchange.accumulated`; a gradient of what is in flight comes from a use of the old value.
 
-    def settle(self, parameters: Iterable[torch.Tensor]) -> None:
+        Any of autograd's threads.
+        """
+        with self._lock:
+            if slot.parameter in self._flying:
+                self._failure = BytePSError(
+                    f"parameter {slot.label!r} was used before its update of the last step, by a reference or in a "
+                    "graph that was made before that step: take it from its module, or call the optimizer's "
+                    "synchronize() after step(); this training cannot go on"
+                )
+                raise self._failure
+            super().accumulated(slot)
+
+    def settle(self, parameters: Iterable[Any]) -> None:
         """Wait for the averages of those that are in flight, and update them. Any thread.
 
         Raises:
             BytePSError: an exchange has failed, or a gradient was changed in flight; nothing is in flight then, and
                 every later call raises the same.
         """
-        if not self._flying and self._failure is None:
+        if not self.are_coming:
+            return
+        wanted = [each for each in parameters if each is not None and each in self._flying]
+        if not wanted and self._failure is None:
             return
         with self._lock:
+            if self._is_updating:  # the update itself reads the parameter
+                return
             if self._failure is not None:
                 raise self._failure.with_traceback(None)
+            self._is_updating = True
             try:
-                self._update([each for each in dict.fromkeys(parameters) if each in self._flying])
+                self._update(self._complete(wanted))
             except Exception as error:
                 self._fail(error)
+            finally:
+                self._is_updating = False
             if self._is_retired and not self._flying:
-                self._waits.remove()
+                self._waits.remove(self)
 
-    def settle_all(self, unless: Iterable[torch.Tensor] = ()) -> None:
-        """As :meth:`settle`, for all that are in flight and not among ``unless``."""
-        if self._flying or self._failure is not None:
+    def settle_all(self) -> None:
+        """As :meth:`settle`, for all that are in flight."""
+        if self.are_coming:
             with self._lock:
-                spared = set(unless)
-                self.settle([each for each in self._flying if each not in spared])
+                self.settle(list(self._flying))
 
     def clear(self, groups: Sequence[dict[str, Any]], set_to_none: bool) -> None:
         """Clear the gradients of all parameters, those in flight after their update.
@@ -167,7 +198,7 @@ class ParameterUpdates(GradientExchange):
         if self._flying:
             _retired.add(self)
         else:
-            self._waits.remove()
+            self._waits.remove(self)
 
     def _restart(self, flying: Iterable[torch.Tensor], caller: str) -> None:
         begun = [slot.label for each, slot in self._slots.items() if slot.push is not None and each not in flying]
@@ -180,40 +211,62 @@ class ParameterUpdates(GradientExchange):
         for slot in self._slots.values():
             slot.remaining = self._passes
 
+    def _complete(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Those in flight, and with them all of a group that must be updated together."""
+        wanted = {each: self._flying[each] for each in parameters if each in self._flying}
+        together = {id(flight.options) for flight in wanted.values() if flight.together}
+        if together:
+            wanted.update({each: flight for each, flight in self._flying.items() if id(flight.options) in together})
+        return list(wanted)
+
     def _update(self, parameters: Sequence[torch.Tensor]) -> None:
         """Wait for their averages, and let the optimizer's class update them, those of one group together."""
         groups: dict[int, tuple[dict[str, Any], list[torch.Tensor]]] = {}
-        after: list[tuple[torch.Tensor, _Flight, bool, torch.Tensor | None]] = []
         for each in parameters:
             flight = self._flying[each]
-            replaced, found = self._average(each)
-            after.append((each, flight, replaced, found))
+            self._average(each, flight)
             if flight.options is not None:
                 groups.setdefault(id(flight.options), (flight.options, []))[1].append(each)
         vars(self._part)["param_groups"] = [{**options, "params": members} for options, members in groups.values()]
-        if groups:
-            with torch.inference_mode(False), torch.no_grad(), _without_autocast(parameters):
-                self._part.step()
-        for each, flight, replaced, found in after:
-            del self._flying[each]
-            if flight.clear is not None:
-                _clear(each, flight.clear)
-            elif replaced:
-                each.grad = found
-
-    def _average(self, parameter: torch.Tensor) -> tuple[bool, torch.Tensor | None]:
-        """Put the average into ``.grad``; whether there was something else than what was pushed, and what."""
-        slot = self._slots[parameter]
-        push, found = slot.push, parameter.grad
-        assert push is not None, "what is in flight was pushed"
-        if push.gradient is not None and push.gradient._version != push.version:
-            raise BytePSError(
-                f"the gradient of {slot.label!r} was changed while it was on its way, after step(): call synchronize() "
-                "before, or clear it by the optimizer's zero_grad()"
+        try:
+            if groups:
+                with torch.inference_mode(False), torch.no_grad(), _without_autocast(parameters):
+                    self._part.step()
+            for each in parameters:
+                flight = self._flying.pop(each)
+                if flight.clear is not None:
+                    _clear(each, flight.clear)
+                elif flight.is_replaced:
+                    each.grad = flight.found
+        except Exception:
+            raise
+        except BaseException:
+            self._failure = BytePSError(
+                "the update of parameters was interrupted: some are updated and others are not, so go on from a "
+                "checkpoint, with a new CrossBarrier"
             )
-        parameter.grad = push.gradient
-        self._conclude([slot], [])
-        return found is not push.gradient, found
+            raise
+
+    def _average(self, parameter: torch.Tensor, flight: _Flight) -> None:
+        """Put the average into ``.grad``. If the wait is interrupted it may be called again."""
+        if flight.has_arrived:
+            return
+        slot = self._slots[parameter]
+        push = slot.push
+        if push is None:  # interrupted when the average was in place
+            slot.remaining = self._passes
+        else:
+            if not flight.is_noted:
+                if push.gradient is not None and push.gradient._version != push.version:
+                    raise BytePSError(
+                        f"the gradient of {slot.label!r} was changed while it was on its way, after step(): call "
+                        "synchronize() before, or clear it by the optimizer's zero_grad()"
+                    )
+                flight.found, flight.is_replaced = parameter.grad, parameter.grad is not push.gradient
+                flight.is_noted = True
+            parameter.grad = push.gradient
+            self._conclude([slot], [])
+        flight.has_arrived = True
 
     def _fail(self, error: Exception) -> None:
         """Wait for all that is on its way, remember ``error``, and raise it."""
@@ -231,15 +284,16 @@ def _settle_retired() -> None:
 
 def _options_of(group: dict[str, Any]) -> dict[str, Any]:
     """A group's options as they are now, without its parameters."""
-    options = {
+    return {
         key: each.clone() if isinstance(each, torch.Tensor) else each
         for key, each in group.items()
         if key not in ("params", "param_names")
     }
-    kinds = {each.device.type for each in group["params"]}
-    if len(kinds) > 1 and options.get("foreach", False) is None:
-        options["foreach"] = False  # what torch chooses for all of them together; one by one it would differ
-    return options
+
+
+def _is_mixed(group: dict[str, Any]) -> bool:
+    """Whether torch chooses its implementation by all of the group that have gradients, so that one by one differ."""
+    return len({(type(each), each.device.type) for each in group["params"]}) > 1 and group.get("foreach", 0) is None
 
 
 def _clear(parameter: torch.Tensor, set_to_none: bool) -> None:
@@ -252,13 +306,7 @@ def _clear(parameter: torch.Tensor, set_to_none: bool) -> None:
 def _without_autocast(parameters: Sequence[torch.Tensor]) -> contextlib.ExitStack:
     stack = contextlib.ExitStack()
     for kind in {each.device.type for each in parameters}:
-        if _is_autocast_enabled(kind):
-            stack.enter_context(torch.autocast(kind, enabled=False))
+        with contextlib.suppress(RuntimeError):  # a kind of device that has no autocast
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
     return stack
-
-
-def _is_autocast_enabled(kind: str) -> bool:
-    try:
-        return torch.is_autocast_enabled(kind)
-    except TypeError:  # before torch 2.4 it knows no kinds
-        return True
