@@ -275,5 +275,7 @@ def _check(model: object, optimizer: object) -> None:
             f"CrossBarrier updates each parameter by itself, which {type(optimizer).__name__} is not known to allow; "
             f"it takes {known}: use a DistributedOptimizer"
         )
+    if any(group.get("differentiable", False) for group in optimizer.param_groups):
+        raise UnsupportedError("differentiable=True: a CrossBarrier updates parameters in place, without gradients")
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         raise UnsupportedError(f"this optimizer has hooks of its step: {_NEEDS_ALL}")

@@ -11,6 +11,9 @@
 At the first gradient of a backward pass a callback is queued, which autograd calls when the pass has ended; it
 contributes what got no gradient as absent, and waits for the averages. Where a backward pass runs within another
 (reentrant checkpoints), the outer one counts, because hooks of the module's outputs queue the callback before.
+
+If a backward pass goes through several wrapped modules, the first callback contributes for all of them before it waits
+for any, so that it does not matter in which order the modules are reached on each worker.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, Final, NoReturn, cast
 
 import torch
 from torch import nn
@@ -33,6 +36,8 @@ from byteps_py.torch.compression import Compression, Compressor
 from byteps_py.torch.gradients import GradientExchange
 
 __all__ = ["DistributedDataParallel"]
+
+_exchanges: Final = weakref.WeakSet["_BackwardExchange"]()
 
 
 class _BackwardExchange(GradientExchange):
@@ -58,15 +63,17 @@ class _BackwardExchange(GradientExchange):
         self._one_at_a_time = threading.Lock()
         claim(self, "DistributedDataParallel", module.parameters())
         super().__init__(self._groups(), module.named_parameters(), compression, 1, owner="a DistributedDataParallel")
+        _exchanges.add(self)
 
     def _groups(self) -> list[dict[str, Any]]:
         return [{"params": list(self._module.parameters())}]
 
     def expect(self, output: object, training: bool) -> None:
-        """A forward pass has made ``output``, from which a backward pass may come."""
-        self._check_alone()
-        self.awaited = self.awaited or training
-        self._queued = None  # what a backward pass that failed has left
+        """A forward pass has made ``output``, from which a backward pass may come. Any thread if not ``training``."""
+        if training:
+            self._check_alone()
+            self.awaited = True
+            self._queued = None  # what a backward pass that failed has left
         reference = weakref.ref(self)  # the output may outlive the module
 
         def enter(_: torch.Tensor) -> None:
@@ -84,9 +91,12 @@ class _BackwardExchange(GradientExchange):
         queue(self._leave)
 
     def _leave(self) -> None:
-        self._queued = None
-        if self.reached:
-            self.average()
+        """The backward pass has ended."""
+        ended = self._queued
+        together = [self] if ended is None else [each for each in list(_exchanges) if each._queued == ended]
+        for each in together:
+            each._queued = None
+        _average([each for each in together if each.reached])
 
     def accumulated(self, slot: Any) -> None:
         """See :meth:`GradientExchange.accumulated`; does nothing where backward passes do not average."""
@@ -106,16 +116,33 @@ class _BackwardExchange(GradientExchange):
 
     def average(self) -> None:
         """Contribute what has not been contributed, and wait for all averages."""
+        _average([self])
+
+    @contextlib.contextmanager
+    def _averaging(self) -> Iterator[None]:
+        """Contribute, then what is done within it, then wait."""
         self._check_alone()
         with self._one_at_a_time:
+            self._queued = None
             self.reached = self.awaited = False
-            self.synchronize(self._groups())
+            errors = self._contribute_all(self._groups())
+            yield
+            self._conclude(self._slots.values(), errors)
             self.finish_step()
-            _session.current().mark_step(automatic=True)
 
     def _check_alone(self) -> None:
         if self._one_at_a_time.locked():
             raise BytePSError("another thread waits for the averages of this module: let one thread train it")
+
+
+def _average(exchanges: Sequence[_BackwardExchange]) -> None:
+    """Contribute to all before waiting for any; one step, however many they are."""
+    if not exchanges:
+        return
+    with contextlib.ExitStack() as stack:
+        for each in sorted(exchanges, key=lambda one: one.number):
+            stack.enter_context(each._averaging())
+    _session.current().mark_step(automatic=True)
 
 
 class DistributedDataParallel(nn.Module):
@@ -231,6 +258,9 @@ def _check_device(module: nn.Module, ids: Sequence[int | str | torch.device] | N
             "and give each its own"
         )
     device = torch.device("cuda", ids[0]) if isinstance(ids[0], int) else torch.device(ids[0])
+    first = next((each.device for each in module.parameters()), device)
+    if first.type == device.type and None in (first.index, device.index):  # "cuda" is where the module is
+        device = first
     for name, parameter in module.named_parameters():
         if parameter.device != device:
             raise ValueError(

@@ -77,6 +77,7 @@ class ParameterUpdates(GradientExchange):
         self._failure: Exception | None = None
         self._lock = threading.RLock()
         self._is_updating = False
+        self._by_memory: dict[int, list[torch.Tensor]] = {}
         self._is_retired = False
         # A second optimizer of the same class, on the same state, which is given a few parameters at a time.
         self._own = type(optimizer)
@@ -124,6 +125,7 @@ class ParameterUpdates(GradientExchange):
                 options, together = _options_of(group), _is_mixed(group)
                 flights.update({each: _Flight(options, together) for each in group["params"] if each in flights})
             self.finish_step()
+            self._by_memory = _by_memory(flights)
             self._flying.update(flights)  # at once: who interrupts a step finds all of it or nothing
             watched = self._waits.watch(self)
             self.settle([each for each in flights if each not in watched])
@@ -169,6 +171,10 @@ class ParameterUpdates(GradientExchange):
                 self._is_updating = False
             if self._is_retired and not self._flying:
                 self._waits.remove(self)
+
+    def settle_memory(self, tensors: Iterable[torch.Tensor]) -> None:
+        """As :meth:`settle`, for all in flight that are in the memory of ``tensors``."""
+        self.settle([each for tensor in tensors for each in self._by_memory.get(_memory_of(tensor), ())])
 
     def settle_all(self) -> None:
         """As :meth:`settle`, for all that are in flight."""
@@ -289,6 +295,21 @@ def _options_of(group: dict[str, Any]) -> dict[str, Any]:
         for key, each in group.items()
         if key not in ("params", "param_names")
     }
+
+
+def _by_memory(parameters: Iterable[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
+    found: dict[int, list[torch.Tensor]] = {}
+    for each in parameters:
+        found.setdefault(_memory_of(each), []).append(each)
+    return found
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    """Where the memory of a tensor begins, of which it may be a part; 0 if it has none of its own."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # sparse, or a stand-in of a compiler or a transform
+        return 0
 
 
 def _is_mixed(group: dict[str, Any]) -> bool:

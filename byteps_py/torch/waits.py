@@ -31,6 +31,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo
 from torch.overrides import TorchFunctionMode
 
 __all__ = ["ForwardWaits", "Updates"]
@@ -47,6 +48,9 @@ class Updates(Protocol):
 
     def settle(self, parameters: Iterable[Any]) -> None:
         """Update those of ``parameters`` for which that is still to be done; cheap if it is for none."""
+
+    def settle_memory(self, tensors: Iterable[torch.Tensor]) -> None:
+        """As :meth:`settle`, for all parameters in the memory of ``tensors``, which may be views or detached."""
 
     def settle_all(self) -> None:
         """Update all parameters for which that is still to be done."""
@@ -128,7 +132,7 @@ class ForwardWaits:
             self._running.outermost = (module, entered, depth + 1)
         elif outermost is None and updates.are_coming:
             self._running.outermost = (module, mode, 1)
-            mode.__enter__()
+            torch._C._push_on_torch_function_stack(mode)
 
     def _after(self, module: nn.Module) -> None:
         outermost, mode, depth = self._outermost()
@@ -216,16 +220,14 @@ class _Reads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._updates.are_coming:
-            self._updates.settle(_tensors((args, kwargs)))
+            self._updates.settle_memory(_tensors((args, kwargs)))
         return func(*args, **(kwargs or {}))
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in the arguments of a function, and what they are views of."""
+    """The tensors in the arguments of a function."""
     if isinstance(value, torch.Tensor):
         yield value
-        if value._base is not None:
-            yield value._base
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _tensors(each)
@@ -259,7 +261,7 @@ def _take_out(mode: TorchFunctionMode) -> None:
         torch._C._push_on_torch_function_stack(each)
 
 
-@torch._disable_dynamo  # type: ignore[untyped-decorator]
+@_disable_dynamo
 def _outside_the_graph(act: Callable[[], None]) -> None:
     act()
 

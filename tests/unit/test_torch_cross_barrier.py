@@ -540,6 +540,7 @@ class TestWrongUse:
             (lambda m: torch.optim.SparseAdam(m.parameters()), UnsupportedError, "SparseAdam"),
             (lambda m: type("Mine", (torch.optim.SGD,), {})(m.parameters()), UnsupportedError, "Mine"),
             (lambda m: plain(m, torch.optim.SGD(m.parameters())), ValueError, "is a DistributedOptimizer already"),
+            (lambda m: torch.optim.SGD(m.parameters(), differentiable=True), UnsupportedError, "differentiable=True"),
             (lambda m: m, TypeError, "takes a torch.optim.Optimizer, not a Sequential"),
             (lambda m: hooked(torch.optim.SGD(m.parameters())), UnsupportedError, "has hooks of its step"),
         ],
@@ -682,3 +683,143 @@ class TestWrongUse:
 def hooked(optimizer):
     optimizer.register_step_post_hook(print)
     return optimizer
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_wait_that_is_interrupted_may_be_repeated(place) -> None:
+    """As by Ctrl-C in a notebook."""
+
+    def run(make):
+        def body(session):
+            model = linear_chain()
+            optimizer = make(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5))
+            step_once(model, optimizer)
+            model(torch.full((1, 2), session.rank + 1.0)).sum().backward()
+            optimizer.step()
+            if make is crossing:
+                pending = [each.push.pending for each in optimizer._updates._slots.values()][place]
+                wait, pending.wait = pending.wait, interrupt
+                with pytest.raises(KeyboardInterrupt):
+                    optimizer.synchronize()
+                pending.wait = wait
+                optimizer.zero_grad()
+                optimizer.synchronize()
+            optimizer.zero_grad()
+            step_once(model, optimizer)
+            return [each.tolist() for each in model.state_dict().values()]
+
+        return run_workers(2, body)
+
+    assert run(crossing) == run(plain)
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_an_update_that_is_interrupted_is_told_from_then_on() -> None:
+    def body(session):
+        model = linear_chain()
+        optimizer = crossing(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer._updates._part.step = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.synchronize()
+        del optimizer._updates._part.step
+        for act in (optimizer.step, optimizer.synchronize, model.state_dict, lambda: model[0].weight):
+            with pytest.raises(BytePSError, match="was interrupted: some are updated and others are not"):
+                act()
+
+    run_workers(1, body)
+
+
+def test_a_group_for_which_torch_chooses_together_is_updated_together() -> None:
+    """torch looks at the types and devices of all that have gradients; one by one it might choose otherwise."""
+
+    class Special(nn.Parameter):
+        pass
+
+    def body(session):
+        model = linear_chain(3)
+        model[1].weight = Special(model[1].weight.detach())
+        groups = [{"params": [model[0].weight, model[1].weight]}, {"params": [model[2].weight]}]
+        optimizer = crossing(model, torch.optim.SGD(groups, lr=0.1))
+        raw = [each.detach() for each in model.parameters()]
+        step_once(model, optimizer)
+        before = [each.clone() for each in raw]
+        assert model[0].weight is not None
+        return [not torch.equal(*pair) for pair in zip(raw, before, strict=True)]
+
+    assert run_workers(1, body) == [[True, True, False]]
+
+
+@pytest.mark.parametrize("name", ["_wrapped_by_lr_sched", "_with_counter"])
+def test_schedulers_of_all_versions_of_torch_see_the_steps(name) -> None:
+    """They look for a mark of step(), and then for ``_opt_called`` or ``_step_count``."""
+
+    def body(session):
+        model = linear_chain()
+        optimizer = crossing(model, torch.optim.SGD(model.parameters(), lr=1.0))
+        before = getattr(optimizer, "_opt_called", False), optimizer._step_count
+        step_once(model, optimizer)
+        step_once(model, optimizer)
+        return getattr(optimizer.step, name), before, optimizer._opt_called, optimizer._step_count
+
+    assert run_workers(1, body) == [(True, (False, 0), True, 2)]
+
+
+def test_hooks_in_two_threads_and_errors() -> None:
+    """Autograd has a thread for each device; one at a time changes what has been gathered."""
+
+    def body(session):
+        model = linear_chain()
+        optimizer = crossing(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        updates, inside = optimizer._updates, []
+        slot = updates._slots[model[0].weight]
+        slot.parameter.grad = torch.ones_like(slot.parameter)
+        thread = threading.Thread(target=lambda: (updates.accumulated(slot), inside.append(1)))
+        with updates._lock:
+            thread.start()
+            thread.join(0.2)
+            assert inside == []
+            assert slot.push is None
+        thread.join(30)
+        assert slot.push is not None
+        optimizer.step()
+        optimizer.synchronize()
+        return inside
+
+    assert run_workers(1, body) == [[1]]
+
+
+MORE = {
+    "maximize": lambda p: torch.optim.Adam(p, lr=0.01, maximize=True),
+    "coupled": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, weight_decay=0.1, maximize=True),
+}
+
+
+@pytest.mark.parametrize("make_optimizer", MORE.values(), ids=MORE)
+def test_the_bits_with_options_of_the_optimizers(make_optimizer) -> None:
+    check_equal(train(crossing, make_optimizer, 2, steps=4), train(plain, make_optimizer, 2, steps=4))
+
+
+def test_state_that_is_restored_while_training() -> None:
+    def run(make):
+        def body(session):
+            model = linear_chain()
+            optimizer = make(model, torch.optim.Adam(model.parameters(), lr=0.1, amsgrad=True))
+            step_once(model, optimizer, torch.full((1, 2), session.rank + 1.0))
+            saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+            for _ in range(2):
+                step_once(model, optimizer, torch.full((1, 2), session.rank + 2.0))
+            model.load_state_dict(saved[0])
+            optimizer.load_state_dict(saved[1])
+            for _ in range(2):
+                step_once(model, optimizer, torch.full((1, 2), session.rank + 3.0))
+            return [each.tolist() for each in model.state_dict().values()]
+
+        return run_workers(2, body)
+
+    assert run(crossing) == run(plain)
