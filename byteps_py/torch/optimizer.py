@@ -11,7 +11,6 @@ import torch
 
 from byteps_py import session as _session
 from byteps_py.errors import BytePSError, UnsupportedError
-from byteps_py.torch.claims import claim
 from byteps_py.torch.compression import Compression, Compressor
 from byteps_py.torch.gradients import GradientExchange
 
@@ -79,7 +78,8 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
         self._opt_called = True  # for learning-rate schedulers, which look whether there was a step before theirs
         self._check_skipping()
         if closure is None:
-            if not self._exchange.synchronized:
+            # Within skip_synchronize() gradients may have been replaced, as by clipped ones.
+            if self._step_synchronizes and not self._exchange.is_averaged:
                 self.synchronize()
             result = super().step(**options)
         else:
@@ -109,7 +109,8 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
         ):  # through a wrapper too
             self._check_skipping()
             # A step that a scaler skips is not told: what it made us synchronize is not valid for its next step.
-            if not self._exchange.synchronized or self._synchronized_by_scaler:
+            stands = self._exchange.is_averaged or not self._step_synchronizes
+            if not stands or self._synchronized_by_scaler:
                 self.synchronize()
                 self._synchronized_by_scaler = True
         groups: list[dict[str, Any]] = vars(self)["param_groups"]
@@ -219,8 +220,6 @@ def DistributedOptimizer(
 
 
 def _become(optimizer: torch.optim.Optimizer, exchange: GradientExchange) -> SynchronizedOptimizer:
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    claim(exchange, "DistributedOptimizer", parameters, exclusive=False)
     own = type(optimizer)
     vars(optimizer).pop("step", None)  # a scheduler's: our step() does what it would
     optimizer.__class__ = type(
