@@ -139,9 +139,10 @@ class GradientExchange:
             BytePSError: their gradients are on their way.
         """
         slots = [self._slots[each] for each in parameters if each in self._slots]
-        self._check_none_flies("another optimizer of the same parameters", slots)
+        self._check_none_flies("another optimizer of the same parameters was made", slots)
         for slot in slots:
             slot.leave(self.step)
+            del self._slots[slot.parameter]
             self._given_up.add(slot.parameter)
             self.synchronized = False
 
@@ -250,7 +251,11 @@ class GradientExchange:
         """The average of a closure's ``loss`` over the workers, in its own type.
 
         Optimizers that take a closure decide by it whether to go on; all workers must decide the same.
-        What is neither a number nor a tensor with one element is returned as it is.
+        What is neither a number nor a tensor with one element is returned as it is, and contributed as absent. The
+        exchange is of one float64, shape ``(1,)``; it waits until all workers have called this as often.
+
+        Raises:
+            BytePSError: what the session raises, such as an AgreementError where workers are in different steps.
         """
         loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
         single = isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.is_floating_point()

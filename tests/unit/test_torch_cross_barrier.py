@@ -535,7 +535,7 @@ class TestWrongUse:
             model = linear_chain()
             with pytest.raises(error, match=words):
                 CrossBarrier(model, make(model))
-            return type(model[0]._forward_pre_hooks) and len(model[0]._forward_pre_hooks)
+            return len(model[0]._forward_pre_hooks)
 
         assert run_workers(1, body) == [0]
 
