@@ -87,9 +87,7 @@ class TestSeveralOptimizersOfOneParameter:
             (weight,) = zeros(1)
             first = wrapped(weight)
             (weight * 2 * session.rank).sum().backward()
-            with pytest.raises(
-                BytePSError, match=r"of the same parameters was made while the gradients of noname\.0 are on"
-            ):
+            with pytest.raises(BytePSError, match=r"same parameters was made while the gradients of noname\.0 are on"):
                 wrapped(weight)
             first.step()
             return weight.item()
@@ -317,7 +315,8 @@ class TestPassesThroughTheParametersOfAnother:
             own, other = wrapped(generator), wrapped(judge)
             for _ in range(2):
                 own.zero_grad()
-                recipe(lambda: (generator * judge * 2 * session.rank).sum(), generator, judge)
+                factor = 2 * session.rank
+                recipe(lambda: torch.sum(generator * judge * factor), generator, judge)
                 own.step()
                 other.zero_grad()
                 (judge * 4 * session.rank).sum().backward()
