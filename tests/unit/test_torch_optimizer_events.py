@@ -313,9 +313,9 @@ class TestPassesThroughTheParametersOfAnother:
             with torch.no_grad():
                 judge.fill_(1.0)
             own, other = wrapped(generator), wrapped(judge)
+            factor = 2 * session.rank
             for _ in range(2):
                 own.zero_grad()
-                factor = 2 * session.rank
                 recipe(lambda: torch.sum(generator * judge * factor), generator, judge)
                 own.step()
                 other.zero_grad()
