@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from byteps_py import objects
 from byteps_py import session as _session
@@ -205,14 +206,22 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
 
     Raises:
         UnsupportedError: (a TypeError) the state holds something else; raised on every worker, with type and place.
-        ValueError: the optimizers have other groups, or there is no such root.
+        AgreementError: (a ValueError) the optimizers are of other classes, their groups or the shapes and dtypes of
+            their parameters differ, or the roots; both sides are named on every worker, and nothing is changed.
+        ValueError: there is no such root.
     """
+    session = _session.current()
+    objects.check_root(root_rank, session.size)
+    Agreement(
+        session,
+        f"the optimizer of {prefix!r}",
+        [f"root {root_rank}", *_describe_groups(optimizer)],
+        "Make the same optimizer on every worker before broadcast_optimizer_state().",
+    ).check()
     apart = _LargeTensorsApart()
-    is_root = _session.current().rank == root_rank
+    is_root = session.rank == root_rank
     mine = _state_of(optimizer) if is_root else None
     received: Any = objects.broadcast_object(mine, root_rank, f"{prefix}state", (apart,))
-    if not is_root:
-        _check_groups(optimizer, received["sizes"], root_rank)
     seen: Counter[str] = Counter()
     pairs = []
     for tensor in apart.large:
@@ -233,20 +242,22 @@ def _state_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     place = {parameter: index for index, (parameter, _) in enumerate(_parameters(optimizer))}
     state: dict[Any, Any] = optimizer.state
     return {
-        "sizes": [len(group["params"]) for group in optimizer.param_groups],
         "groups": [{key: each for key, each in group.items() if key != "params"} for group in optimizer.param_groups],
         "state": {place[key]: each for key, each in state.items() if isinstance(key, torch.Tensor)},
         "others": {key: each for key, each in state.items() if not isinstance(key, torch.Tensor)},
     }
 
 
-def _check_groups(optimizer: torch.optim.Optimizer, theirs: list[int], root: int) -> None:
-    mine = [len(group["params"]) for group in optimizer.param_groups]
-    if mine != theirs:
-        raise ValueError(
-            f"the optimizer has groups of {mine} parameters here and of {theirs} on worker {root}: "
-            "build the same optimizer on every worker before broadcast_optimizer_state()"
-        )
+def _describe_groups(optimizer: torch.optim.Optimizer) -> list[str]:
+    """What must be equal on all workers for the state of one to fit the others."""
+    lines = [f"class {type(optimizer).__name__}"]
+    for number, group in enumerate(optimizer.param_groups):
+        lines.append(f"group {number} of {len(group['params'])} parameters")
+        for place, parameter in enumerate(group["params"]):
+            shape = None if is_lazy(parameter) else tuple(parameter.shape)
+            kind = str(parameter.dtype).removeprefix("torch.")
+            lines.append(f"parameter {place} of group {number} ({kind}, shape {shape})")
+    return lines
 
 
 def _restore(optimizer: torch.optim.Optimizer, received: dict[str, Any]) -> None:

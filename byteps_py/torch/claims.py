@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-__all__ = ["claim"]
+__all__ = ["Owner", "claim", "release"]
+
+
+class Owner(Protocol):
+    """Who claims parameters."""
+
+    def give_up(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Another one has claimed ``parameters``; an exclusive owner is never told so.
+
+        Raises:
+            BytePSError: it cannot now; then the other one cannot have them.
+        """
 
 
 @dataclass(frozen=True)
 class _Claim:
-    owner: weakref.ref[object]
+    owner: weakref.ref[Owner]
     kind: str
     exclusive: bool
 
@@ -24,26 +36,46 @@ _claims: Final = WeakTensorKeyDictionary()
 """The latest claim to each parameter."""
 
 
-def claim(owner: object, kind: str, parameters: Iterable[torch.Tensor], exclusive: bool = True) -> None:
+def claim(owner: Owner, kind: str, parameters: Iterable[torch.Tensor], exclusive: bool = True) -> None:
     """Note that ``owner`` averages the gradients of ``parameters`` from now on, as long as it exists.
 
     Args:
         owner: kept by a weak reference.
         kind: what it is called in messages.
         parameters: those that require a gradient count.
-        exclusive: whether it tolerates no other. One that is not takes the place of others like it, which go when
-            nothing refers to them any more.
+        exclusive: whether it tolerates no other. One that is not takes the place of others like it, which give up.
 
     Raises:
         ValueError: another one does that already, and one of the two is exclusive; nothing is noted then.
+        BytePSError: another one cannot give up now.
     """
     wanted = [each for each in parameters if each.requires_grad]
-    for parameter in wanted:
-        other: _Claim | None = _claims.get(parameter)  # type: ignore[no-untyped-call]
-        if other is not None and other.owner() not in (None, owner) and (other.exclusive or exclusive):
+    if _others(owner, wanted):
+        gc.collect()  # who is still there only as garbage claims nothing
+    others = _others(owner, wanted)
+    for _, other in others:
+        if other.exclusive or exclusive:
             raise ValueError(
                 f"{kind}: the gradients of these parameters are averaged by a {other.kind} already: "
                 "use that one, or delete it before"
             )
+    for holder in {id(each): each for _, other in others if (each := other.owner()) is not None}.values():
+        holder.give_up([parameter for parameter, other in others if other.owner() is holder])
     for parameter in wanted:
         _claims[parameter] = _Claim(weakref.ref(owner), kind, exclusive)
+
+
+def release(owner: Owner, parameter: torch.Tensor) -> None:
+    """``owner`` averages the gradient of ``parameter`` no more; another one's claim stays."""
+    known: _Claim | None = _claims.get(parameter)  # type: ignore[no-untyped-call]
+    if known is not None and known.owner() is owner:
+        del _claims[parameter]
+
+
+def _others(owner: Owner, parameters: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, _Claim]]:
+    found: list[tuple[torch.Tensor, _Claim]] = []
+    for parameter in parameters:
+        known: _Claim | None = _claims.get(parameter)  # type: ignore[no-untyped-call]
+        if known is not None and known.owner() not in (None, owner):
+            found.append((parameter, known))
+    return found

@@ -23,8 +23,7 @@ gradients are pushed one after the other.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -32,14 +31,15 @@ import numpy as np
 import torch
 
 from byteps_py import session as _session
-from byteps_py.errors import BytePSError, UnsupportedError
-from byteps_py.roles.pending import Pending
+from byteps_py.errors import BytePSError
 from byteps_py.torch import homes
 from byteps_py.torch.agreement import Agreement
+from byteps_py.torch.claims import claim, release
 from byteps_py.torch.compression import Compressor
 from byteps_py.torch.homes import Home
 from byteps_py.torch.names import check_names, fill_names, next_number, some
-from byteps_py.torch.staging import Buffer, Staging, Submission
+from byteps_py.torch.slots import Push, Slot, attempt, check_gradient, check_untouched, hook_of, is_touched, wait
+from byteps_py.torch.staging import Staging
 from byteps_py.torch.tensors import as_array, check_dense, copy_back, stage, to_tensor, wire_tag
 from byteps_py.types import DType, Operation, TensorSpec
 
@@ -52,38 +52,6 @@ GATHERED_BYTES: Final = 1 << 22
 """So many are worth a push while a backward pass is running."""
 
 _staging: Final = Staging()
-
-
-@dataclass
-class _Push:
-    """A contribution on its way, or gathered to be so. ``gradient`` is None if it was absent; ``version`` tells later
-    changes to it, and ``touched`` those before it was on its way.
-
-    The result comes into ``staged``, which may be in the memory of ``gradient``, or into ``buffer``
-    if that is on a GPU.
-    """
-
-    pending: Pending | Submission | None
-    gradient: torch.Tensor | None
-    version: int
-    touched: bool = False
-    staged: torch.Tensor | None = None
-    buffer: Buffer | None = None
-
-
-@dataclass
-class _Slot:
-    parameter: torch.Tensor
-    label: str
-    spec: TensorSpec
-    dtype: torch.dtype
-    priority: int
-    remaining: int
-    push: _Push | None = None
-    home: Home | None = None
-    """Where the gradient lives from its first push on; None if it stays where the backward pass has put it."""
-    buffer: Buffer | None = None
-    """Through which the gradient goes from its first push on, if it is on a GPU."""
 
 
 class GradientExchange:
@@ -103,6 +71,10 @@ class GradientExchange:
         UnsupportedError: a parameter's dtype cannot be pushed, or it is sparse or has no data.
     """
 
+    kind = "DistributedOptimizer"
+    """What makes such exchanges, in messages."""
+    exclusive = False
+    """Whether its parameters stay its own as long as it exists; others yield to a later one of their kind."""
     advice = "call synchronize() first, then clip, unscale or clear, then step() within skip_synchronize()"
     """To whom has changed a gradient that is on its way."""
 
@@ -118,13 +90,16 @@ class GradientExchange:
         self._arena = arena
         self.step: int = 0
         """Goes with every contribution, so that workers that are not in the same step are told so."""
-        self.synchronized: bool = False
-        """Whether :meth:`synchronize` has been called and nothing was accumulated or cleared since."""
+        self._left: list[tuple[torch.Tensor, torch.Tensor | None]] | None = None
+        """The gradients that :meth:`synchronize` has left, as long as :attr:`synchronized`."""
+        self._interrupted: list[Exception] | None = None
+        """What went wrong in an exchange that a Ctrl-C has ended before all averages were in place."""
+        self._given_up: set[torch.Tensor] = set()
         self._compression = compression
         self._passes = _check_passes(passes)
         self._names = check_names(named_parameters, groups)
-        self._slots: dict[torch.Tensor, _Slot] = {}
-        self._gathered: list[_Slot] = []
+        self._slots: dict[torch.Tensor, Slot] = {}
+        self._gathered: list[Slot] = []
         self._gathered_bytes = 0
         session = _session.current()
         number = self.number = next_number(session)
@@ -138,6 +113,38 @@ class GradientExchange:
             "Make each DistributedOptimizer in the same order and of the same parameters on every worker; "
             "named_parameters tells apart those that look alike.",
         )
+
+    @property
+    def synchronized(self) -> bool:
+        """Whether :meth:`synchronize` has been called and nothing was accumulated or cleared by us since."""
+        return self._left is not None
+
+    @synchronized.setter
+    def synchronized(self, value: bool) -> None:
+        self._left = [(each, each.grad) for each in self._slots] if value else None
+
+    @property
+    def is_averaged(self) -> bool:
+        """Whether each ``.grad`` still is what :meth:`synchronize` has left, if only its values may have changed.
+
+        Where a step was left out after ``synchronize()``, gradients are cleared behind our back, and those that a
+        backward pass has made since then tell us of it only on workers where it made some.
+        """
+        return self._left is not None and all(each.grad is left for each, left in self._left)
+
+    def give_up(self, parameters: Sequence[torch.Tensor]) -> None:
+        """A later exchange averages ``parameters`` from now on: no hook of ours pushes them any more.
+
+        Raises:
+            BytePSError: their gradients are on their way.
+        """
+        slots = [self._slots[each] for each in parameters if each in self._slots]
+        self._check_none_flies("another optimizer of the same parameters was made", slots)
+        for slot in slots:
+            slot.leave(self.step)
+            del self._slots[slot.parameter]
+            self._given_up.add(slot.parameter)
+            self.synchronized = False
 
     def add_names(self, named_parameters: Iterable[tuple[str, torch.Tensor]], group: dict[str, Any]) -> None:
         """Name the parameters of a group before it is added.
@@ -171,15 +178,20 @@ class GradientExchange:
         Raises:
             BytePSError: gradients are on their way, which other workers will wait for.
         """
-        flying = [slot.label for slot in self._slots.values() if slot.push is not None]
-        if flying:
-            raise BytePSError(
-                f"{caller} was called while the gradients of {some(flying)} are on their way to the other workers: "
-                "call step() or synchronize() first"
-            )
+        self._check_none_flies(f"{caller} was called", self._slots.values())
+        self._interrupted = None
         self.synchronized = False
         for slot in self._slots.values():
             slot.remaining = self._passes
+
+    def _check_none_flies(self, event: str, slots: Iterable[Slot]) -> None:
+        flying = [slot.label for slot in slots if slot.push is not None]
+        if flying:
+            raise BytePSError(
+                f"{event} while the gradients of {some(flying)} are on their way to the other workers: call step() or "
+                "synchronize() first. If the backward pass was for other parameters and only went through these, keep "
+                "it from them: requires_grad_(False) on these during it, or backward(inputs=...)"
+            )
 
     def synchronize(self, groups: _Groups) -> None:
         """Contribute what has not been contributed yet, wait for everything, and put the averages into ``.grad``.
@@ -194,9 +206,15 @@ class GradientExchange:
             AgreementError: in the first call: workers have not made the same exchanges in the same order.
         """
         # Whatever fails, all others are contributed and waited for: other workers do the same, and a push that is still
-        # on its way writes to .grad.
-        errors = self._contribute_all(groups)
-        self._conclude(self._slots.values(), errors)
+        # on its way writes to .grad. After a Ctrl-C what was contributed is not contributed again.
+        if self._interrupted is None:
+            self._interrupted = self._contribute_all(groups)
+        try:
+            self._conclude(self._slots.values(), self._interrupted)
+        except Exception:
+            self._interrupted = None
+            raise
+        self._interrupted = None
         self.synchronized = True
 
     def _contribute_all(self, groups: _Groups) -> list[Exception]:
@@ -204,12 +222,21 @@ class GradientExchange:
         if self._agreement is not None:
             self._agreement.check()
             self._agreement = None
+        self._check_not_given_up(groups)
         self._register(session, groups)
         self._take_gathered()
-        return _attempt(self._slots.values(), lambda slot: self._contribute(session, slot))
+        return attempt(self._slots.values(), lambda slot: self._contribute(session, slot))
 
-    def _conclude(self, slots: Iterable[_Slot], errors: list[Exception]) -> None:
-        errors += _attempt(slots, _wait if errors else _finish)
+    def _check_not_given_up(self, groups: _Groups) -> None:
+        lost = [each for group in groups for each in group["params"] if each in self._given_up]
+        if lost:
+            raise BytePSError(
+                f"a {self.kind} that was made later averages {some([self._names[each] for each in lost])}: use that "
+                "one, and make another if these are to be averaged here again"
+            )
+
+    def _conclude(self, slots: Iterable[Slot], errors: list[Exception]) -> None:
+        errors += attempt(slots, wait if errors else _finish)
         for slot in slots:
             slot.push, slot.remaining = None, self._passes
         if errors:
@@ -224,7 +251,11 @@ class GradientExchange:
         """The average of a closure's ``loss`` over the workers, in its own type.
 
         Optimizers that take a closure decide by it whether to go on; all workers must decide the same.
-        What is neither a number nor a tensor with one element is returned as it is.
+        What is neither a number nor a tensor with one element is returned as it is, and contributed as absent. The
+        exchange is of one float64, shape ``(1,)``; it waits until all workers have called this as often.
+
+        Raises:
+            BytePSError: what the session raises, such as an AgreementError where workers are in different steps.
         """
         loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
         single = isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.is_floating_point()
@@ -237,30 +268,47 @@ class GradientExchange:
 
     def _register(self, session: _session.Session, groups: _Groups) -> None:
         """Give a slot and a hook to every parameter that requires a gradient and has none; declare all in one batch."""
-        parameters = [each for group in groups for each in group["params"]]
+        parameters = dict.fromkeys(each for group in groups for each in group["params"])
+        self._drop(parameters)
         wanted = {each for each in parameters if each.requires_grad and each not in self._slots}
         if not wanted:
             return
         fill_names(self._names, groups)
         slots = [self._new_slot(each, place) for place, each in enumerate(self._names) if each in wanted]
+        claim(self, self.kind, wanted, self.exclusive)
         session.declare([slot.spec for slot in slots])
         for slot in slots:
             self._slots[slot.parameter] = slot
-            hook = _hook_of(self, slot)
+            hook = hook_of(self, slot)
             handle = slot.parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-            weakref.finalize(self, handle.remove).atexit = False
+            slot.unhook = weakref.finalize(self, handle.remove)
+            slot.unhook.atexit = False
 
-    def _new_slot(self, parameter: torch.Tensor, place: int) -> _Slot:
+    def _drop(self, parameters: Container[torch.Tensor]) -> None:
+        """Drop the slots of those that are not among ``parameters``, after one more step.
+
+        A backward pass before they left may have pushed them, on this worker or on another.
+        """
+        for slot in [each for each in self._slots.values() if each.last_step not in (None, self.step)]:
+            del self._slots[slot.parameter]
+        for parameter, slot in self._slots.items():
+            if parameter not in parameters:
+                slot.leave(self.step)
+                release(self, parameter)
+
+    def _new_slot(self, parameter: torch.Tensor, place: int) -> Slot:
         label = self._names[parameter]
         check_dense(parameter, f"parameter {label!r}")
         dtype = self._compression.wire_dtype(parameter.dtype)
         tag = wire_tag(dtype, f"parameter {label!r}")
         spec = TensorSpec(f"{self._prefix}{label}", tag, tuple(parameter.shape))
         home = Home(parameter, spec, dtype) if self._arena and spec.nbytes >= homes.LEAST_BYTES else None
-        return _Slot(parameter, label, spec, dtype, priority=-place, remaining=self._passes, home=home)
+        return Slot(parameter, label, spec, dtype, priority=-place, remaining=self._passes, home=home)
 
-    def accumulated(self, slot: _Slot) -> None:
+    def accumulated(self, slot: Slot) -> None:
         """A backward pass has added to the gradient of ``slot``."""
+        if self._interrupted is not None:
+            raise BytePSError("synchronize() was interrupted: call it again, or step(), before the next backward pass")
         if slot.push is not None:
             raise BytePSError(
                 f"the gradient of {slot.label!r} was accumulated once more after backward pass {self._passes} of "
@@ -275,10 +323,10 @@ class GradientExchange:
         if gradient is None or _staging.takes(gradient):
             self._push(_session.current(), slot)
             return
-        _check_gradient(slot, gradient)
+        check_gradient(slot, gradient)
         if slot.home is not None:  # now: whoever refers to the gradient after the backward pass shall have the new one
             gradient = slot.home.settle(_session.current(), gradient)
-        slot.push = _Push(None, gradient, gradient._version)
+        slot.push = Push(None, gradient, gradient._version)
         self._gathered.append(slot)
         self._gathered_bytes += slot.spec.nbytes
         if self._gathered_bytes >= GATHERED_BYTES:
@@ -286,23 +334,23 @@ class GradientExchange:
             for each in self._take_gathered():
                 self._push(session, each)
 
-    def _take_gathered(self) -> list[_Slot]:
+    def _take_gathered(self) -> list[Slot]:
         gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
         return gathered
 
-    def _contribute(self, session: _session.Session, slot: _Slot) -> None:
+    def _contribute(self, session: _session.Session, slot: Slot) -> None:
         had_gradient = slot.push is not None
         if slot.push is None or slot.push.pending is None:
             self._push(session, slot)
         if had_gradient:
-            _check_untouched(slot, self.advice)
+            check_untouched(slot, self.advice)
 
-    def _push(self, session: _session.Session, slot: _Slot) -> None:
+    def _push(self, session: _session.Session, slot: Slot) -> None:
         gradient = slot.parameter.grad
-        touched = _is_touched(slot)
+        touched = is_touched(slot)
         staged, array = None, None
         if gradient is not None:
-            _check_gradient(slot, gradient)
+            check_gradient(slot, gradient)
             if _staging.takes(gradient):
                 slot.push = self._push_from_device(session, slot, gradient)
                 return
@@ -313,69 +361,16 @@ class GradientExchange:
                 staged = stage(gradient, slot.dtype)
                 array = as_array(staged)
         pending = session.submit(slot.spec, array, array, Operation.AVERAGE, priority=slot.priority, step=self.step)
-        slot.push = _Push(pending, gradient, 0 if gradient is None else gradient._version, touched, staged)
+        slot.push = Push(pending, gradient, 0 if gradient is None else gradient._version, touched, staged)
 
-    def _push_from_device(self, session: _session.Session, slot: _Slot, gradient: torch.Tensor) -> _Push:
+    def _push_from_device(self, session: _session.Session, slot: Slot, gradient: torch.Tensor) -> Push:
         buffer = slot.buffer = slot.buffer or _staging.buffer(session, slot.spec, slot.dtype, gradient.device)
         array, operation = as_array(buffer.tensor), Operation.AVERAGE
         begin = partial(session.submit, slot.spec, array, array, operation, priority=slot.priority, step=self.step)
-        return _Push(_staging.start(gradient, buffer, begin), gradient, gradient._version, buffer=buffer)
+        return Push(_staging.start(gradient, buffer, begin), gradient, gradient._version, buffer=buffer)
 
 
-def _hook_of(exchange: GradientExchange, slot: _Slot) -> Callable[[torch.Tensor], None]:
-    """The parameter lives on when the optimizer is dropped for another one: its hook must not keep the old alive."""
-    reference = weakref.ref(exchange)
-
-    def hook(_: torch.Tensor) -> None:
-        owner = reference()
-        if owner is not None:
-            owner.accumulated(slot)
-
-    return hook
-
-
-def _check_gradient(slot: _Slot, gradient: torch.Tensor) -> None:
-    check_dense(gradient, f"the gradient of {slot.label!r}")
-    if gradient.dtype != slot.parameter.dtype:
-        raise UnsupportedError(
-            f"the gradient of {slot.label!r} is {gradient.dtype} and the parameter {slot.parameter.dtype}: "
-            "gradients of another dtype than the parameter are not pushed"
-        )
-
-
-def _is_touched(slot: _Slot) -> bool:
-    push, gradient = slot.push, slot.parameter.grad
-    if push is None or push.touched:
-        return push is not None
-    return gradient is not push.gradient or (gradient is not None and gradient._version != push.version)
-
-
-def _check_untouched(slot: _Slot, advice: str) -> None:
-    """What was pushed is what must be there still: a change in between would be overwritten, or mixed in."""
-    if _is_touched(slot):
-        what = "cleared" if slot.parameter.grad is None else "changed or replaced"
-        raise BytePSError(
-            f"the gradient of {slot.label!r} was {what} after its push to the other workers had begun: {advice}"
-        )
-
-
-def _attempt(slots: Iterable[_Slot], act: Callable[[_Slot], None]) -> list[Exception]:
-    """Do ``act`` to all ``slots``, also after one has failed; the errors."""
-    errors: list[Exception] = []
-    for slot in slots:
-        try:
-            act(slot)
-        except Exception as error:
-            errors.append(error)
-    return errors
-
-
-def _wait(slot: _Slot) -> None:
-    if slot.push is not None and slot.push.pending is not None:
-        slot.push.pending.wait()
-
-
-def _finish(slot: _Slot) -> None:
+def _finish(slot: Slot) -> None:
     push = slot.push
     if push is None or push.pending is None:
         return
@@ -388,6 +383,7 @@ def _finish(slot: _Slot) -> None:
         elif not push.pending.absent:
             received = to_tensor(array, slot.dtype)
             slot.parameter.grad = torch.empty_like(slot.parameter).copy_(received)
+    slot.push = None  # at once: a Ctrl-C may come before the others have arrived
 
 
 def _check_passes(passes: int) -> int:

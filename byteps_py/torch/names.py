@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
@@ -50,6 +51,8 @@ def check_names(
 def fill_names(names: dict[torch.Tensor, str], groups: Sequence[dict[str, Any]]) -> None:
     """Name what has no name yet: as the optimizer itself calls it, if it was made from named parameters, or by place.
 
+    A place that somebody has the name of, such as a parameter that has left its group, counts on.
+
     Args:
         names: filled in place.
         groups: the optimizer's ``param_groups``.
@@ -57,10 +60,11 @@ def fill_names(names: dict[torch.Tensor, str], groups: Sequence[dict[str, Any]])
     used = set(names.values())
     place = 0
     for group in groups:
-        own = group.get("param_names")
+        own = group.get("param_names") or ()
         for index, parameter in enumerate(group["params"]):
             if parameter not in names:
-                label = own[index] if own and own[index] not in used else f"noname.{place}"
+                places = (f"noname.{each}" for each in itertools.count(place))
+                label = next(each for each in itertools.chain(own[index : index + 1], places) if each not in used)
                 names[parameter] = label
                 used.add(label)
             place += 1

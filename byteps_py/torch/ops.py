@@ -241,6 +241,8 @@ class _Group:
     """The operations of one step that are synchronized together."""
 
     size: int
+    calls: int = 0
+    """Those that have failed count too: the others wait for the rest."""
     handles: list[int] = field(default_factory=list)
     finished: list[int] = field(default_factory=list)
     """Of the group before, as far as nobody has called :func:`synchronize` for them."""
@@ -264,9 +266,9 @@ def byteps_torch_set_num_grads(num_grads: int) -> None:
         raise ValueError(f"byteps_torch_set_num_grads({size}): a group has at least 1 gradient")
     with _lock:
         known = _groups.get(session)
-        if known is not None and known.handles:
+        if known is not None and known.calls:
             raise BytePSError(
-                f"byteps_torch_set_num_grads({size}): {len(known.handles)} of {known.size} gradients of a group are on "
+                f"byteps_torch_set_num_grads({size}): {known.calls} of {known.size} gradients of a group are on "
                 "their way; push the others first"
             )
         _groups[session] = _Group(size, finished=known.finished if known is not None else [])
@@ -286,6 +288,8 @@ def push_pull_group_sync_inplace(
     Raises:
         BytePSError: :func:`byteps_torch_set_num_grads` has not been called; or, in the last call, what
             :func:`synchronize` raises: the first error, when nothing of the group is on its way any more.
+        UnsupportedError: as :func:`push_pull_async_inplace`. The call counts as one of the group, so that groups stay
+            what they are; the last call waits for the others before it raises.
     """
     session = _session.current()
     with _lock:
@@ -294,25 +298,40 @@ def push_pull_group_sync_inplace(
                 "push_pull_group_sync_inplace() needs to know how many gradients there are: call "
                 "byteps_torch_set_num_grads(n) after init()"
             )
-    handle = _start(tensor, True, average, name, version, priority)
+    try:
+        handle = _start(tensor, True, average, name, version, priority)
+    except BaseException:
+        _finish_all(_join_group(session, None))
+        raise
+    errors = _finish_all(_join_group(session, handle))
+    if errors:
+        raise errors[0]
+    return handle
+
+
+def _join_group(session: _session.Session, handle: int | None) -> list[_Outstanding]:
+    """Count a call, which has failed if there is no ``handle``; what is to be waited for if it was the last."""
     with _lock:
         group = _groups[session]
-        group.handles.append(handle)
-        if len(group.handles) < group.size:
-            return handle
+        group.calls += 1
+        group.handles += [] if handle is None else [handle]
+        if group.calls < group.size:
+            return []
         complete, old = group.handles, group.finished
-        group.handles, group.finished = [], complete
+        group.calls, group.handles, group.finished = 0, [], complete
         members = [_outstanding[each] for each in complete if each in _outstanding]
     _forget(old)
+    return members
+
+
+def _finish_all(members: Sequence[_Outstanding]) -> list[Exception]:
     errors: list[Exception] = []
     for each in members:
         try:
             each.finish()
         except Exception as error:
             errors.append(error)
-    if errors:
-        raise errors[0]
-    return handle
+    return errors
 
 
 class _PushPull(torch.autograd.Function):

@@ -11,7 +11,6 @@ import torch
 
 from byteps_py import session as _session
 from byteps_py.errors import BytePSError, UnsupportedError
-from byteps_py.torch.claims import claim
 from byteps_py.torch.compression import Compression, Compressor
 from byteps_py.torch.gradients import GradientExchange
 
@@ -41,6 +40,10 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
 
         A parameter that got no gradient here counts as zero; one that got none anywhere keeps ``grad`` None.
 
+        After an error nothing is on its way any more, gradients are of no use, and no step was made: clear them. Then
+        training may go on if all workers left out that step; the next exchange tells those that did not. After a
+        Ctrl-C call it again: it goes on waiting.
+
         Raises:
             BytePSError: a gradient was changed or cleared after its push had begun, or what the session raises.
             AgreementError: in the first call: not all workers made the same optimizers in the same order.
@@ -61,12 +64,17 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
         """From now on ``passes`` backward passes add up locally before one exchange. Counts anew.
 
         Raises:
-            BytePSError: gradients are on their way.
+            BytePSError: gradients are on their way; nothing is changed.
+            ValueError: ``passes`` is not at least 1; nothing is changed.
         """
         self._exchange.set_passes(passes)
 
     def step(self, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
         """Average the gradients unless that has been done, and update the parameters.
+
+        It has been done if each ``.grad`` is the object that :meth:`synchronize` has left; its values may have changed.
+        After an error of :meth:`synchronize` nothing is updated, see there. After one of the closure, or of the
+        optimizer's own class, the step does not count: the next one must be made by all workers that left out this.
 
         Args:
             closure: as the optimizer's own class wants it. The gradients are averaged after each evaluation, and so is
@@ -79,7 +87,8 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
         self._opt_called = True  # for learning-rate schedulers, which look whether there was a step before theirs
         self._check_skipping()
         if closure is None:
-            if not self._exchange.synchronized:
+            # Within skip_synchronize() gradients may have been replaced, as by clipped ones.
+            if self._step_synchronizes and not self._exchange.is_averaged:
                 self.synchronize()
             result = super().step(**options)
         else:
@@ -109,7 +118,8 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
         ):  # through a wrapper too
             self._check_skipping()
             # A step that a scaler skips is not told: what it made us synchronize is not valid for its next step.
-            if not self._exchange.synchronized or self._synchronized_by_scaler:
+            stands = self._exchange.is_averaged or not self._step_synchronizes
+            if not stands or self._synchronized_by_scaler:
                 self.synchronize()
                 self._synchronized_by_scaler = True
         groups: list[dict[str, Any]] = vars(self)["param_groups"]
@@ -157,8 +167,12 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and count backward passes anew.
 
+        Where a step is left out after :meth:`synchronize`, this, not the model's ``zero_grad()``, tells that the
+        averages are done with.
+
         Raises:
-            BytePSError: gradients are on their way; clearing them now would lose them on this worker alone.
+            BytePSError: gradients are on their way; clearing them now would lose them on this worker alone. Nothing is
+                cleared; after :meth:`step` or :meth:`synchronize` it can be called again.
         """
         self._exchange.restart("zero_grad()")
         super().zero_grad(set_to_none)
@@ -183,7 +197,8 @@ def DistributedOptimizer(
     before; it gains ``synchronize()``, ``skip_synchronize()`` and ``set_backward_passes_per_step()``.
 
     All workers must make their optimizers in the same order.  The first ``synchronize()`` finds out whether they did,
-    by names, shapes, dtypes and the optimizer's class; this call does not wait for others.
+    by names, shapes, dtypes and the optimizer's class; this call does not wait for others. Of several that are made for
+    one parameter the last one averages it; another one that has it still says so in its next ``step()``.
 
     Args:
         optimizer: changed in place.
@@ -204,8 +219,9 @@ def DistributedOptimizer(
         ``optimizer``.
 
     Raises:
-        ValueError: names are missing or doubled; the optimizer is distributed already; something has replaced the
-            instance's ``step()``.
+        ValueError: names are missing or doubled; the optimizer is distributed already, or its parameters are averaged
+            by a ``CrossBarrier`` or a ``DistributedDataParallel``; something has replaced the instance's ``step()``.
+        BytePSError: gradients of an earlier one of the same parameters are on their way.
         TypeError: that is no optimizer.
         UnsupportedError: a parameter's dtype cannot be pushed; it is named. Or ``nccl`` was asked for, or the optimizer
             takes sparse gradients only.
@@ -219,8 +235,6 @@ def DistributedOptimizer(
 
 
 def _become(optimizer: torch.optim.Optimizer, exchange: GradientExchange) -> SynchronizedOptimizer:
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    claim(exchange, "DistributedOptimizer", parameters, exclusive=False)
     own = type(optimizer)
     vars(optimizer).pop("step", None)  # a scheduler's: our step() does what it would
     optimizer.__class__ = type(

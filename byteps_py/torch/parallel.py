@@ -48,6 +48,7 @@ class _BackwardExchange(GradientExchange):
         compression: how gradients travel.
     """
 
+    kind, exclusive = "DistributedDataParallel", True
     advice = "leave gradients alone until backward() has returned; then they are averages, to be clipped or scaled"
 
     def __init__(self, module: nn.Module, compression: Compressor) -> None:

@@ -59,6 +59,7 @@ class ParameterUpdates(GradientExchange):
         UnsupportedError: a parameter's dtype cannot be pushed.
     """
 
+    kind, exclusive = "CrossBarrier", True
     advice = (
         "a CrossBarrier updates each parameter by itself, so what needs all gradients (clipping, GradScaler) needs a "
         "DistributedOptimizer"

@@ -95,6 +95,8 @@ class FakeSession:
         self.agreements: list[Submitted] = []
         self.arena: list[Array] = []
         self.steps = 0
+        self.enter: Callable[[], None]
+        """Makes the thread that calls it one of this worker's."""
 
     def declare(self, specs: Sequence[TensorSpec]) -> None:
         self.declared.append(list(specs))
@@ -269,7 +271,8 @@ def run_workers(size: int, body: Callable[[FakeSession], _T]) -> list[_T]:
         return session
 
     def work(session: FakeSession) -> _T:
-        local.session = session
+        session.enter = lambda: setattr(local, "session", session)
+        session.enter()
         try:
             return body(session)
         except BaseException as error:

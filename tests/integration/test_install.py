@@ -98,7 +98,7 @@ class TestInstalled:
         code = "import importlib.metadata as m; print('\\n'.join(m.requires('byteps_py')))"
         output, _ = _run(installed / "python", "-c", code, cwd=tmp_path)
         requirements = [each.replace("'", '"') for each in output.splitlines()]
-        assert 'torch>=2.1; extra == "torch"' in requirements
+        assert 'torch>=2.6; extra == "torch"' in requirements
         assert 'mxnet==1.9.1; python_version < "3.12" and extra == "mxnet"' in requirements
         assert [each.partition(">")[0] for each in requirements if "extra" not in each] == [
             *("numpy", "pyzmq", "cffi", "psutil", "msgspec")

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 import byteps_py.torch as bps  # noqa: E402
 from byteps_py import objects  # noqa: E402
-from byteps_py.errors import RemoteProtocolError  # noqa: E402
+from byteps_py.errors import AgreementError, RemoteProtocolError  # noqa: E402
 from byteps_py.torch.broadcast import _Tensors  # noqa: E402
 from byteps_py.types import Operation  # noqa: E402
 from tests.helpers.fake_session import run_workers  # noqa: E402
@@ -256,16 +256,44 @@ def test_states_of_several_optimizers_do_not_contradict() -> None:
     assert first == second
 
 
-def test_other_groups_of_parameters_are_named() -> None:
+def shaped(*groups, dtype=torch.float32):
+    return [{"params": [torch.ones(each, dtype=dtype, requires_grad=True) for each in group]} for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda: torch.optim.Adam(shaped([2048], [7], [4])),
+            r"0 has group 0 of 2 par.*1 has group 0 of 1 par",
+        ),
+        (lambda: torch.optim.Adam(shaped([7, 2048], [4])), r"0 has .*float32, shape \(2048,\)\).*1 has .*shape \(7,\)"),
+        (lambda: torch.optim.Adam(shaped([2048, 7], [(4, 1)])), r"shape \(4,\)\); only worker 1 has .*shape \(4, 1\)"),
+        (lambda: torch.optim.Adam(shaped([2048, 7], [4], dtype=torch.float64)), r"only worker 1 has .*float64, shape"),
+        (lambda: torch.optim.SGD(shaped([2048, 7], [4])), r"0 has class Adam; only worker 1 has class SGD"),
+    ],
+    ids=["groups", "order", "shapes", "dtypes", "classes"],
+)
+def test_optimizers_that_differ_are_named_on_every_worker(make, words) -> None:
+    """The root too hears of it, before its large tensors travel; and a state would fit by its size alone."""
+
     def body(session):
-        tensors = [torch.ones(1, requires_grad=True) for _ in range(3)]
-        groups = [{"params": tensors}] if session.rank == 0 else [{"params": tensors[:1]}, {"params": tensors[1:]}]
-        optimizer = torch.optim.SGD(groups, lr=1.0)
+        optimizer = torch.optim.Adam(shaped([2048, 7], [4])) if session.rank == 0 else make()
         if session.rank == 0:
+            for each in (each for group in optimizer.param_groups for each in group["params"]):
+                each.grad = torch.ones_like(each)
+            optimizer.step()
+        with pytest.raises(AgreementError, match=words):
             bps.broadcast_optimizer_state(optimizer)
-        else:
-            with pytest.raises(ValueError, match=r"groups of \[1, 2\] parameters here and of \[3\] on worker 0"):
-                bps.broadcast_optimizer_state(optimizer)
+        return len(optimizer.state), session.submitted
+
+    assert run_workers(2, body) == [(3, []), (0, [])]
+
+
+def test_other_roots_of_a_state_are_named() -> None:
+    def body(session):
+        with pytest.raises(AgreementError, match="worker 0 has root 0; only worker 1 has root 1"):
+            bps.broadcast_optimizer_state(torch.optim.Adam(shaped([3])), root_rank=session.rank)
 
     run_workers(2, body)
 

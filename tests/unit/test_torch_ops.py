@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -299,6 +301,30 @@ def test_empty_of_what_cannot_be_pushed() -> None:
     run_workers(1, body)
 
 
+def test_two_threads_of_each_worker_push_names_of_their_own() -> None:
+    calls = {
+        "new": lambda tensor, name: bps.push_pull(tensor, average=False, name=name),
+        "inplace": lambda tensor, name: bps.push_pull_inplace(tensor, average=False, name=name),
+        "async": lambda tensor, name: bps.synchronize(bps.push_pull_async(tensor, average=False, name=name)),
+    }
+
+    def body(session):
+        def work(word):
+            session.enter()
+            found = []
+            for turn in range(4):
+                for kind, call in calls.items():
+                    tensor = torch.full((3,), float((session.rank + 1) * (turn + 1) * (10 if word == "b" else 1)))
+                    found.append(call(tensor, f"{word}.{kind}").tolist())
+            return found
+
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(work, ["a", "b"]))
+
+    sums = [[[3.0 * (turn + 1) * factor] * 3 for turn in range(4) for _ in calls] for factor in (1, 10)]
+    assert run_workers(2, body) == [sums] * 2
+
+
 class TestGroups:
     """The last of so many calls waits for all."""
 
@@ -350,6 +376,25 @@ class TestGroups:
             bps.byteps_torch_set_num_grads(3)
 
         run_workers(1, body)
+
+    @pytest.mark.parametrize("odd", [0, 1])
+    def test_a_refused_call_is_one_of_its_group(self, odd):
+        def body(session):
+            bps.byteps_torch_set_num_grads(2)
+            seen = []
+            for step in range(3):
+                base = torch.full((2,), float(session.rank + step))
+                for place, each in enumerate(base.split(1)):
+                    if step == 0 and place == odd:
+                        with pytest.raises(UnsupportedError, match="complex64"):
+                            bps.push_pull_group_sync_inplace(each.to(torch.complex64), name="odd")
+                    else:
+                        bps.push_pull_group_sync_inplace(each, average=False, name=f"g{place}")
+                seen.append(base.tolist())
+            bps.byteps_torch_set_num_grads(3)  # no group has begun
+            return [[each for place, each in enumerate(row) if step or place != odd] for step, row in enumerate(seen)]
+
+        assert run_workers(2, body) == [[[1.0], [3.0] * 2, [5.0] * 2]] * 2
 
     def test_an_error_is_raised_when_nothing_is_on_its_way(self):
         def body(session):

@@ -261,18 +261,18 @@ def test_what_replaced_step_is_named() -> None:
 
 def test_names_of_named_optimizers_and_of_groups_that_come_later() -> None:
     def body(session):
-        first, second, third = (nn.Linear(1, 1) for _ in range(3))
+        first, second, third, fourth = (nn.Linear(1, 1) for _ in range(4))
         optimizer = bps.DistributedOptimizer(torch.optim.SGD(first.named_parameters("first"), lr=1.0))
         optimizer.add_param_group({"params": second.named_parameters("second")})
-        unnamed = bps.DistributedOptimizer(torch.optim.SGD(first.parameters(), lr=1.0), first.named_parameters())
-        unnamed.add_param_group({"params": third.parameters()}, third.named_parameters("third"))
-        unnamed.add_param_group({"params": second.weight})
+        unnamed = bps.DistributedOptimizer(torch.optim.SGD(third.parameters(), lr=1.0), third.named_parameters())
+        unnamed.add_param_group({"params": fourth.parameters()}, fourth.named_parameters("fourth"))
+        unnamed.add_param_group({"params": nn.Linear(1, 1).weight})
         for each in (optimizer, unnamed):
             each.synchronize()
         return [each.name for each in session.submitted]
 
     names = ["first.weight", "first.bias", "second.weight", "second.bias"]
-    later = ["weight", "bias", "third.weight", "third.bias", "noname.4"]
+    later = ["weight", "bias", "fourth.weight", "fourth.bias", "noname.4"]
     expected = [*(f"Gradient.{each}" for each in names), *(f"Gradient2.{each}" for each in later)]
     assert run_workers(1, body) == [expected]
 

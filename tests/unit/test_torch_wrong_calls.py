@@ -61,6 +61,23 @@ def group(tensor: Any, word: str) -> object:
     return bps.push_pull_group_sync_inplace(tensor, name=word)
 
 
+@dataclass(frozen=True)
+class Bucket:
+    """What a comm hook uses of ``torch.distributed.GradBucket``."""
+
+    tensor: Any
+
+    def buffer(self) -> Any:
+        return self.tensor
+
+    def index(self) -> int:
+        return 0
+
+
+def hook(tensor: Any, word: str) -> object:
+    return bps.comm_hook(bps.CommHookState(name=word), Bucket(tensor)).wait()
+
+
 def handled(call: Callable[[int], object]) -> Callable[[Any, str], object]:
     return lambda tensor, word: call(bps.push_pull_async(tensor, name=word))
 
@@ -74,6 +91,7 @@ def plain_row(call: Callable[[], object], needs_session: bool = True) -> Row:
 
 
 TABLE: dict[str, Row] = {
+    "CommHookState": plain_row(bps.CommHookState, needs_session=False),
     "Compression": Row(lambda tensor, word: bps.Compression.fp16.compress(tensor), needs_session=False),
     "Compressor": Row(lambda tensor, word: bps.Compressor(word, None).wire_dtype(tensor.dtype), needs_session=False),
     "DistributedOptimizer": Row(optimize, sums=True, carries=True),
@@ -85,6 +103,7 @@ TABLE: dict[str, Row] = {
     "broadcast_parameters": Row(lambda tensor, word: bps.broadcast_parameters({word: tensor}), carries=True),
     "byteps_push_pull": tensor_row(bps.byteps_push_pull),
     "byteps_torch_set_num_grads": plain_row(lambda: bps.byteps_torch_set_num_grads(3)),
+    "comm_hook": Row(hook, sums=True),
     "declare": Row(lambda tensor, word: bps.declare(word, tensor), sums=True, carries=True),
     "empty": Row(lambda tensor, word: bps.empty(3, tensor.dtype), sums=True),
     "get_pushpull_speed": plain_row(bps.get_pushpull_speed),
@@ -254,7 +273,10 @@ def test_in_a_forked_worker_of_a_data_loader() -> None:
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("row", rows(lambda row: row.call is not TABLE["shutdown"].call))
 def test_from_two_threads_at_once(row: Row) -> None:
-    """It works, or is refused as documented: a group may be under way in the other thread."""
+    """It works; only groups are of both threads, so one may be refused as the other's is under way.
+
+    What comes of it where there are several workers is in ``test_torch_ops.py``.
+    """
     errors: list[BaseException] = []
     start = threading.Barrier(2)
 
@@ -272,7 +294,8 @@ def test_from_two_threads_at_once(row: Row) -> None:
     for each in threads:
         each.join(60)
     assert not any(each.is_alive() for each in threads)
-    assert [each for each in errors if "of a group are on their way" not in str(each)] == []
+    may_be_refused = row.call is group
+    assert [each for each in errors if not (may_be_refused and "of a group are on their way" in str(each))] == []
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")

@@ -70,7 +70,7 @@ def test_the_first_of_each_version_is_taken_and_none_beyond_the_supported(versio
     [
         ("numpy>=1.23.5", "numpy==1.23.5"),
         ('pytest>=8.2; extra == "test"', None),
-        ('torch>=2.1; extra == "torch"', None),
+        ('torch>=2.6; extra == "torch"', None),
         ('numpy<1.24; python_version < "3.12" and extra == "mxnet"', None),
     ],
 )

@@ -1,0 +1,132 @@
+"""The slots of an exchange of gradients: one for each registered parameter, and what has become of its gradient."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from byteps_py.errors import BytePSError, UnsupportedError
+from byteps_py.roles.pending import Pending
+from byteps_py.torch.homes import Home
+from byteps_py.torch.staging import Buffer, Submission
+from byteps_py.torch.tensors import check_dense
+from byteps_py.types import TensorSpec
+
+__all__ = ["Push", "Slot", "attempt", "check_gradient", "check_untouched", "hook_of", "is_touched", "wait"]
+
+
+class _Exchange(Protocol):
+    def accumulated(self, slot: Slot) -> None:
+        """A backward pass has added to the gradient of ``slot``."""
+
+
+@dataclass
+class Push:
+    """A contribution on its way, or gathered to be so. ``gradient`` is None if it was absent; ``version`` tells later
+    changes to it, and ``touched`` those before it was on its way.
+
+    The result comes into ``staged``, which may be in the memory of ``gradient``, or into ``buffer``
+    if that is on a GPU.
+    """
+
+    pending: Pending | Submission | None
+    gradient: torch.Tensor | None
+    version: int
+    touched: bool = False
+    staged: torch.Tensor | None = None
+    buffer: Buffer | None = None
+
+
+@dataclass
+class Slot:
+    """A registered parameter; ``remaining`` backward passes are to come before its gradient is contributed."""
+
+    parameter: torch.Tensor
+    label: str
+    spec: TensorSpec
+    dtype: torch.dtype
+    priority: int
+    remaining: int
+    push: Push | None = None
+    home: Home | None = None
+    """Where the gradient lives from its first push on; None if it stays where the backward pass has put it."""
+    buffer: Buffer | None = None
+    """Through which the gradient goes from its first push on, if it is on a GPU."""
+    unhook: Callable[[], object] | None = None
+    """Takes the parameter's hook away."""
+    last_step: int | None = None
+    """In whose exchanges the parameter is for the last time."""
+
+    def leave(self, step: int) -> None:
+        """No hook contributes the parameter any more, and ``step`` is its last."""
+        self.last_step = step
+        if self.unhook is not None:
+            self.unhook()
+
+
+def hook_of(exchange: _Exchange, slot: Slot) -> Callable[[torch.Tensor], None]:
+    """The parameter lives on when the optimizer is dropped for another one: its hook must not keep the old alive."""
+    reference = weakref.ref(exchange)
+
+    def hook(_: torch.Tensor) -> None:
+        owner = reference()
+        if owner is not None:
+            owner.accumulated(slot)
+
+    return hook
+
+
+def check_gradient(slot: Slot, gradient: torch.Tensor) -> None:
+    """
+    Raises:
+        UnsupportedError: ``gradient`` is sparse, or of another dtype than its parameter.
+    """
+    check_dense(gradient, f"the gradient of {slot.label!r}")
+    if gradient.dtype != slot.parameter.dtype:
+        raise UnsupportedError(
+            f"the gradient of {slot.label!r} is {gradient.dtype} and the parameter {slot.parameter.dtype}: "
+            "gradients of another dtype than the parameter are not pushed"
+        )
+
+
+def is_touched(slot: Slot) -> bool:
+    """Whether ``.grad`` was changed or replaced since it was gathered or pushed."""
+    push, gradient = slot.push, slot.parameter.grad
+    if push is None or push.touched:
+        return push is not None
+    return gradient is not push.gradient or (gradient is not None and gradient._version != push.version)
+
+
+def check_untouched(slot: Slot, advice: str) -> None:
+    """What was pushed is what must be there still: a change in between would be overwritten, or mixed in.
+
+    Raises:
+        BytePSError: it is not; ``advice`` ends the message.
+    """
+    if is_touched(slot):
+        what = "cleared" if slot.parameter.grad is None else "changed or replaced"
+        raise BytePSError(
+            f"the gradient of {slot.label!r} was {what} after its push to the other workers had begun: {advice}"
+        )
+
+
+def attempt(slots: Iterable[Slot], act: Callable[[Slot], None]) -> list[Exception]:
+    """Do ``act`` to all ``slots``, also after one has failed; the errors."""
+    errors: list[Exception] = []
+    for slot in slots:
+        try:
+            act(slot)
+        except Exception as error:
+            errors.append(error)
+    return errors
+
+
+def wait(slot: Slot) -> None:
+    """Until the push has ended, whatever has come of it."""
+    if slot.push is not None and slot.push.pending is not None:
+        slot.push.pending.wait()
+    slot.push = None
