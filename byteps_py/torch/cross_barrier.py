@@ -130,8 +130,11 @@ class CrossBarrierOptimizer(torch.optim.Optimizer):
             closure: refused.
 
         Raises:
-            UnsupportedError: a closure was given.
-            BytePSError: an earlier exchange has failed, or a gradient was changed after its push had begun.
+            UnsupportedError: a closure was given; nothing has happened.
+            BytePSError: an earlier exchange has failed, or a gradient was changed after its push had begun. Every later
+                call raises the same, and so does every use of the model: some parameters may be updated and others
+                not, so go on from a checkpoint, with a new CrossBarrier when this one is deleted.
+            KeyboardInterrupt: in a wait for the step before; call it again.
         """
         self._opt_called = True  # for learning-rate schedulers, which look whether there was a step before theirs
         self._step_count += 1  # the same, for those of earlier versions of torch
@@ -145,10 +148,11 @@ class CrossBarrierOptimizer(torch.optim.Optimizer):
     step._with_counter = True  # type: ignore[attr-defined]
 
     def synchronize(self) -> None:
-        """Update all parameters; afterwards they may be read and written outside the model's forward pass.
+        """Update all parameters; afterwards they may be read and written by any reference.
 
         Raises:
-            BytePSError: the exchange has failed, in this call or before.
+            BytePSError: the exchange has failed, in this call or before; as for :meth:`step`.
+            KeyboardInterrupt: in a wait; call it again.
         """
         self._updates.settle_all()
 
@@ -156,7 +160,8 @@ class CrossBarrierOptimizer(torch.optim.Optimizer):
         """Clear the gradients, and count backward passes anew; one in flight is cleared after its update.
 
         Raises:
-            BytePSError: a backward pass has begun to push gradients, and ``step()`` has not been called.
+            BytePSError: a backward pass has begun to push gradients, and ``step()`` has not been called. Nothing is
+                cleared then; call ``step()`` first.
         """
         self._updates.clear(self.param_groups, set_to_none)
 
@@ -164,7 +169,7 @@ class CrossBarrierOptimizer(torch.optim.Optimizer):
         """From now on ``passes`` backward passes add up locally before one exchange. Counts anew.
 
         Raises:
-            BytePSError: a backward pass has begun to push gradients, or an exchange has failed.
+            BytePSError: a backward pass has begun to push gradients, or an exchange has failed. The number stays.
         """
         self._updates.settle_all()
         self._updates.set_passes(passes)
@@ -220,10 +225,11 @@ def CrossBarrier(
     Parameters and optimizer state are those of a ``DistributedOptimizer``, bit for bit, since the optimizer's own class
     updates each parameter, by the options that the groups had when ``step()`` was called.
 
-    Between ``step()`` and the end of the next forward pass, parameters and gradients are on their way.
-    ``model.state_dict()``, ``model.load_state_dict()``, a forward pass in evaluation mode, and the optimizer's
-    ``state`` and ``state_dict()`` wait for all; before anything else that reads or writes parameters call
-    ``synchronize()``, and also before ``shutdown()``.
+    Whoever takes a parameter from the model after ``step()`` waits for its update, and so does a forward pass for what
+    it reads by other ways. ``model.state_dict()``, ``model.load_state_dict()``, a forward pass in evaluation mode, and
+    the optimizer's ``state`` and ``state_dict()`` wait for all. Before parameters are read or written outside the
+    model's modules by references or aliases made before ``step()``, call ``synchronize()``, and also before
+    ``shutdown()``. Where a module is compiled or scripted, ``step()`` itself waits for all.
 
     The optimizer keeps its state, its groups and its class, as with :func:`~byteps_py.torch.DistributedOptimizer`. All
     workers must make their optimizers in the same order.

@@ -62,6 +62,8 @@ class _BackwardExchange(GradientExchange):
         self._queued: int | None = None
         """The backward pass at whose end the callback will be called, as autograd numbers them."""
         self._one_at_a_time = threading.Lock()
+        self._accumulating = threading.Lock()
+        """Autograd has a thread for each device."""
         claim(self, "DistributedDataParallel", module.parameters())
         super().__init__(self._groups(), module.named_parameters(), compression, 1, owner="a DistributedDataParallel")
         _exchanges.add(self)
@@ -100,7 +102,10 @@ class _BackwardExchange(GradientExchange):
         _average([each for each in together if each.reached])
 
     def accumulated(self, slot: Any) -> None:
-        """See :meth:`GradientExchange.accumulated`; does nothing where backward passes do not average."""
+        """See :meth:`GradientExchange.accumulated`; does nothing where backward passes do not average.
+
+        Any of autograd's threads.
+        """
         if not self.enabled:
             return
         self._check_alone()
@@ -110,10 +115,11 @@ class _BackwardExchange(GradientExchange):
                 "checkpoints share needs use_reentrant=False; and where a backward pass has failed, call synchronize() "
                 "before the next"
             )
-        if self._queued is None:
-            self._queue()
-        self.reached = True
-        super().accumulated(slot)
+        with self._accumulating:
+            if self._queued is None:
+                self._queue()
+            self.reached = True
+            super().accumulated(slot)
 
     def average(self) -> None:
         """Contribute what has not been contributed, and wait for all averages."""
@@ -121,15 +127,24 @@ class _BackwardExchange(GradientExchange):
 
     @contextlib.contextmanager
     def _averaging(self) -> Iterator[None]:
-        """Contribute, then what is done within it, then wait."""
+        """Contribute, then what is done within it, then wait. What is interrupted may be repeated."""
         self._check_alone()
         with self._one_at_a_time:
             self._queued = None
+            groups = self._groups()
+            try:
+                if self._interrupted is None:
+                    self._interrupted = self._contribute_all(groups)
+                try:
+                    yield
+                except Exception as error:
+                    self._interrupted.append(error)  # raised when this exchange has been waited for
+                self.synchronize(groups)
+                self.finish_step()
+            except Exception:
+                self.reached = self.awaited = False
+                raise
             self.reached = self.awaited = False
-            errors = self._contribute_all(self._groups())
-            yield
-            self._conclude(self._slots.values(), errors)
-            self.finish_step()
 
     def _check_alone(self) -> None:
         if self._one_at_a_time.locked():
@@ -225,7 +240,8 @@ class DistributedDataParallel(nn.Module):
         that no backward pass can reach one, and for one whose backward pass has failed: the others wait for it.
 
         Raises:
-            BytePSError: what the session raises.
+            BytePSError: what the session raises. Gradients are of no use then, and nothing is on its way any more.
+            KeyboardInterrupt: in a wait; call it again to go on.
         """
         if self._exchange.enabled and (self._exchange.awaited or self._exchange.reached):
             self._exchange.average()

@@ -361,18 +361,132 @@ def test_inputs_go_to_the_device() -> None:
 
 
 def test_three_hundred_small_layers() -> None:
-    def body(session):
-        model = DDP(seeded(lambda: nn.Sequential(*[nn.Linear(3, 3) for _ in range(300)])))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    """As one process on the batches of both workers."""
+
+    def make():
+        return seeded(lambda: nn.Sequential(*[nn.Linear(3, 3) for _ in range(300)]))
+
+    def train(model, parameters, inputs):
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
         for _ in range(2):
             optimizer.zero_grad()
-            model(torch.full((1, 3), session.rank + 1.0)).sum().backward()
+            model(inputs).mean().backward()
             optimizer.step()
-        return [each.detach() for each in model.parameters()]
+        return [each.detach() for each in parameters]
+
+    def body(session):
+        model = DDP(make())
+        return train(model, list(model.parameters()), torch.full((1, 3), session.rank + 1.0))
 
     first, second = run_workers(2, body)
+    alone = make()
+    start = [each.detach().clone() for each in alone.parameters()]
+    expected = train(alone, list(alone.parameters()), torch.tensor([[1.0] * 3, [2.0] * 3]))
     assert len(first) == 600
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    assert not torch.equal(expected[-1], start[-1])
+    for ours, reference in zip(first, expected, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_modules_that_each_worker_reaches_in_another_order(size) -> None:
+    """One backward pass through two of them: nobody waits for one before all have contributed to both."""
+
+    def make():
+        return [seeded(lambda: nn.Linear(2, 2), seed) for seed in range(2)]
+
+    def run(first, second, value):
+        return second(torch.tanh(first(torch.full((1, 2), value)))).sum()
+
+    def body(session):
+        models = [DDP(each) for each in make()]
+        order = models[:: -1 if session.rank % 2 else 1]
+        run(*order, session.rank + 1.0).backward()
+        assert session.steps == 1
+        return [gradients_of(each) for each in models]
+
+    alone = make()
+    for rank in range(size):
+        (run(*alone[:: -1 if rank % 2 else 1], rank + 1.0) / size).backward()
+    for found in run_workers(size, body):
+        torch.testing.assert_close(found, [gradients_of(each) for each in alone])
+
+
+def test_a_wait_that_is_interrupted_is_gone_on_with_by_synchronize() -> None:
+    """As by Ctrl-C in a notebook: what was contributed is not contributed again."""
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    def body(session):
+        model = DDP(make_model())
+        model(torch.full((2, 5), session.rank + 1.0)).sum().backward()
+        model.zero_grad()
+        submitted, places = session.submit, []
+
+        def submit(*arguments, **more):
+            pending = submitted(*arguments, **more)
+            places.append(pending)
+            if len(places) == 2:
+                wait = pending.wait
+
+                def once():
+                    pending.wait = wait
+                    interrupt()
+
+                pending.wait = once
+            return pending
+
+        session.submit = submit
+        output = model(torch.full((2, 5), session.rank + 1.0)).sum()
+        with pytest.raises(KeyboardInterrupt):
+            output.backward()
+        model.synchronize()
+        found = gradients_of(model)
+        model.synchronize()
+        assert len(places) == 4
+        return found
+
+    alone = make_model()
+    for value in (1.0, 2.0):
+        (alone(torch.full((2, 5), value)).sum() / 2).backward()
+    for found in run_workers(2, body):
+        torch.testing.assert_close(found, gradients_of(alone))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler looks
+def test_compiled_modules() -> None:
+    torch.compiler.reset()
+
+    def train(size, wrap, share_of):
+        def body(session):
+            model = wrap(make_model())
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for inputs, targets in make_batches(2):
+                optimizer.zero_grad()
+                loss_of(model, share_of(inputs, session), share_of(targets, session)).backward()
+                optimizer.step()
+            return [each.detach() for each in model.parameters()]
+
+        return run_workers(size, body)
+
+    (expected,) = train(1, lambda model: model, lambda tensor, session: tensor)
+    for wrap in (lambda m: torch.compile(DDP(m), backend="eager"), lambda m: DDP(torch.compile(m, backend="eager"))):
+        (ours,) = train(1, wrap, lambda tensor, session: tensor)
+        torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ids"), [("cpu", ["cpu"]), ("cpu", ["cpu:0"]), ("meta", ["meta"]), ("meta", ["meta:0"])]
+)
+@pytest.mark.parametrize("make", [str, torch.device])
+def test_a_device_without_an_index_is_where_the_module_is(kind, ids, make) -> None:
+    def body(session):
+        inner = nn.Linear(2, 2, device=kind).requires_grad_(False) if kind == "cpu" else nn.Identity()
+        return DDP(inner, device_ids=[make(each) for each in ids])(torch.ones(1, 2)).device.type
+
+    assert run_workers(1, body) == [kind]
 
 
 def test_tied_weights_are_averaged_once() -> None:
@@ -534,7 +648,10 @@ class TestWrongUse:
                     waiting.wait(30)
                     try:
                         with torch.no_grad():
-                            model(torch.ones(1, 2))
+                            model.module(torch.ones(1, 2))
+                        model.eval()
+                        assert model(torch.ones(1, 2)).requires_grad
+                        model.train()
                         model(torch.ones(1, 2)).sum().backward()
                     except BytePSError as error:
                         errors.append(str(error))
