@@ -6,6 +6,7 @@ Each way starts from the same parameters and takes the same batches: worker *r* 
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import byteps_py.torch as bps
 from byteps_py.torch.cross_barrier import CrossBarrier
 from byteps_py.torch.parallel import DistributedDataParallel
 
-__all__ = ["run"]
+__all__ = ["compare", "run"]
 
 STEPS = 20
 BATCH = 24
@@ -43,6 +44,25 @@ class Tied(nn.Module):
         """Scores for the next word."""
         scores: torch.Tensor = self.head(self.hidden(self.embed(words)))
         return scores
+
+
+class Branches(nn.Module):
+    """Three hundred small layers, of which each pass takes some; statistics of batches; a weight that is read before
+    the layer that has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(300)])
+        self.norm = nn.BatchNorm1d(4)
+        self.last = nn.Linear(4, 6)
+
+    def forward(self, inputs: torch.Tensor, taken: list[int]) -> torch.Tensor:
+        """``inputs`` (n, 6), restored through the layers that are ``taken``."""
+        hidden = nn.functional.linear(inputs, self.last.weight.t())
+        for place in taken:
+            hidden = hidden + torch.tanh(self.layers[place](hidden)) / 10
+        restored: torch.Tensor = self.last(self.norm(hidden))
+        return restored
 
 
 def _own_optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -105,6 +125,57 @@ def run(ways: list[str], folder: Path) -> None:
             continue
         with _group(backend, folder / f"store-{way}", rank, size):
             _save(folder / f"{way}-{rank}.npz", _train(make, rank, size))
+
+
+_OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.8, weight_decay=1e-3),
+    "Adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.01),
+    "AdamW": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
+    "RMSprop": lambda model: torch.optim.RMSprop(model.parameters(), lr=0.01),
+}
+
+
+def compare() -> None:
+    """Train :class:`Branches` by our three ways, with several optimizers; all workers must have the same bits by all.
+
+    Each worker takes other layers in each step. After ``init()``.
+    """
+    torch.set_num_threads(1)
+    for name, make_optimizer in _OPTIMIZERS.items():
+        found = {}
+        for way in ("optimizer", "cross-barrier", "wrapper"):
+            torch.manual_seed(5)
+            inner = Branches()
+            model: nn.Module = inner
+            if way == "wrapper":
+                model = DistributedDataParallel(inner)
+            optimizer = make_optimizer(model)
+            if way == "optimizer":
+                optimizer = bps.DistributedOptimizer(optimizer, inner.named_parameters())
+            elif way == "cross-barrier":
+                optimizer = CrossBarrier(inner, optimizer, inner.named_parameters())
+            _train_branches(model, optimizer)
+            found[way] = [each.detach().numpy().copy() for each in inner.parameters()]
+            if way == "wrapper":
+                model(torch.ones(3, 6), [0])  # takes the buffers of worker 0, and changes them equally
+                found["buffers"] = [each.numpy().copy() for each in inner.buffers()]
+        for way, arrays in found.items():
+            first: list[npt.NDArray[Any]] = bps.broadcast_object(arrays, root_rank=0)
+            for ours, others in zip(arrays, first, strict=True):
+                np.testing.assert_array_equal(ours, others, err_msg=f"{name}, {way}: this worker and 0")
+        for way in ("cross-barrier", "wrapper"):
+            for ours, others in zip(found[way], found["optimizer"], strict=True):
+                np.testing.assert_array_equal(ours, others, err_msg=f"{name}, {way}")
+
+
+def _train_branches(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    choices = random.Random(bps.rank())
+    generator = torch.Generator().manual_seed(bps.rank())
+    for _ in range(4):
+        inputs = torch.randn(3, 6, generator=generator)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs, sorted(choices.sample(range(300), 60))), inputs).backward()
+        optimizer.step()
 
 
 @contextlib.contextmanager

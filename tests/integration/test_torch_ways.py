@@ -43,6 +43,13 @@ def test_all_ways_lead_to_the_same_parameters(workers: int, tmp_path: Path) -> N
                     np.testing.assert_allclose(each, first[name], rtol=2e-5, atol=2e-6, err_msg=f"{way}, {name}")
 
 
+def test_branches_and_many_layers_with_all_kinds_of_optimizers(tmp_path: Path) -> None:
+    """Nobody waits for what another worker has skipped; see the helper for what is compared."""
+    body = "from tests.helpers.torch_ways import compare\ncompare()"
+    with running(tmp_path, body, workers=2, servers=2) as made:
+        assert set(made.wait(120).values()) == {0}, made.everything()
+
+
 TROUBLE = """
 import torch
 import byteps_py.torch as bps
