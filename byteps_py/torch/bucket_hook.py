@@ -79,7 +79,8 @@ _PLAIN: Final = CommHookState(name="0")
 
 
 def comm_hook(state: CommHookState | None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket of gradients over all workers of the job, or the group of ``state``; for ``DistributedDataParallel.register_comm_hook``.
+    """Average a bucket of gradients over all workers of the job, or the group of ``state``; for
+    ``DistributedDataParallel.register_comm_hook``.
 
     Buckets are matched by index, dtype and size, and those that look alike by their order, so models may do without a
     state of their own as long as all workers go through their backward passes in the same order (which
