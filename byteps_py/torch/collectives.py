@@ -22,7 +22,7 @@ import torch
 from byteps_py.errors import AgreementError, UnsupportedError
 from byteps_py.torch import reductions
 from byteps_py.torch.circle import Circle, Exchange
-from byteps_py.torch.tensors import check_dense, copy_back, stage
+from byteps_py.torch.tensors import check_dense, check_writable, copy_back, stage
 from byteps_py.torch.works import Work
 from byteps_py.types import DType, Operation
 
@@ -46,7 +46,7 @@ Tensors = Sequence[torch.Tensor]
 def all_reduce(circle: Circle, tensors: Tensors, op: str, seconds: Seconds) -> Work:
     """Reduce each tensor over all members, in place; ``op`` is a name that :mod:`~byteps_py.torch.reductions` knows."""
     what = f"all_reduce({op}) of {_describe(tensors)}"
-    staged = _stage(what, tensors)
+    staged = _stage(what, tensors, written=True)
     for each in tensors:
         reductions.check(op, each.dtype)
 
@@ -60,9 +60,9 @@ def all_reduce(circle: Circle, tensors: Tensors, op: str, seconds: Seconds) -> W
 def reduce(circle: Circle, tensor: torch.Tensor, root: int, op: str, seconds: Seconds) -> Work:
     """Reduce over all members into the tensor of ``root``; those of the others stay as they are."""
     what = f"reduce({op}) to rank {_check_root(circle, root)} of {_describe([tensor])}"
-    (staged,) = _stage(what, [tensor])
-    reductions.check(op, tensor.dtype)
     is_root = circle.rank == root
+    (staged,) = _stage(what, [tensor], written=is_root)
+    reductions.check(op, tensor.dtype)
     used = staged if is_root else staged.clone()
 
     def begin(exchange: Exchange) -> Callable[[], object]:
@@ -75,7 +75,7 @@ def reduce(circle: Circle, tensor: torch.Tensor, root: int, op: str, seconds: Se
 def broadcast(circle: Circle, tensors: Tensors, root: int, seconds: Seconds) -> Work:
     """Give the bits of ``root``'s tensors to all; any dtype."""
     what = f"broadcast from rank {_check_root(circle, root)} of {_describe(tensors)}"
-    staged = _stage(what, tensors)
+    staged = _stage(what, tensors, written=circle.rank != root)
 
     def begin(exchange: Exchange) -> Callable[[], object]:
         for each in staged:
@@ -91,7 +91,7 @@ def all_gather(circle: Circle, output_lists: Sequence[Tensors], tensors: Tensors
     outputs = _flatten(output_lists)
     what = f"all_gather of {_describe(tensors)} into {_describe(outputs)}"
     _check_lists(circle, what, output_lists, tensors)
-    mine, parts = _stage(what, tensors), [_stage(what, each) for each in output_lists]
+    mine, parts = _stage(what, tensors), [_stage(what, each, written=True) for each in output_lists]
 
     def begin(exchange: Exchange) -> Callable[[], object]:
         for each, own in zip(parts, mine, strict=True):
@@ -110,7 +110,7 @@ def gather(circle: Circle, outputs: Tensors, tensor: torch.Tensor, root: int, se
         if any(each.numel() != tensor.numel() for each in outputs):
             raise ValueError(f"{what}: all outputs must have as many elements as the input, not {_describe(outputs)}")
     (mine,) = _stage(what, [tensor])
-    parts = _stage(what, outputs) if is_root else [torch.empty_like(mine) for _ in circle.members]
+    parts = _stage(what, outputs, written=True) if is_root else [torch.empty_like(mine) for _ in circle.members]
 
     def begin(exchange: Exchange) -> Callable[[], object]:
         _gather(exchange, parts, mine)
@@ -123,7 +123,7 @@ def scatter(circle: Circle, output: torch.Tensor, inputs: Tensors, root: int, se
     """Give each member its one of ``root``'s tensors; ``inputs`` by rank there, and empty elsewhere. All have one
     size."""
     what = f"scatter from rank {_check_root(circle, root)} into {_describe([output])}"
-    (staged,) = _stage(what, [output])
+    (staged,) = _stage(what, [output], written=True)
     if circle.rank == root:
         _check_parts(circle, what, inputs, output)
         if any(each.numel() != output.numel() for each in inputs):
@@ -146,7 +146,7 @@ def reduce_scatter(circle: Circle, outputs: Tensors, input_lists: Sequence[Tenso
     inputs = _flatten(input_lists)
     what = f"reduce_scatter({op}) of {_describe(inputs)}"
     _check_lists(circle, what, input_lists, outputs)
-    _stage(what, outputs)
+    _stage(what, outputs, written=True)
     for each in outputs:
         reductions.check(op, each.dtype)
     whole = [torch.cat([each.reshape(-1) for each in _stage(what, parts)]) for parts in input_lists]
@@ -177,8 +177,13 @@ def all_to_all(circle: Circle, outputs: Tensors, inputs: Tensors, seconds: Secon
             raise ValueError(f"{what}: there must be {circle.size} tensors, one for each member of the process group")
     if len({each.dtype for each in (*inputs, *outputs)}) > 1:
         raise ValueError(f"{what}: all tensors must have one dtype")
-    sending, receiving = _stage(what, inputs), _stage(what, outputs)
+    sending, receiving = _stage(what, inputs), _stage(what, outputs, written=True)
     sent = [each.numel() for each in inputs]
+    if even and {each.numel() for each in outputs} != set(sent):
+        raise ValueError(
+            f"{what}: this rank sends {sent[0]} elements to each member and expects {outputs[0].numel()} of each; "
+            "without split sizes both must be equal"
+        )
     table = torch.tensor([sent] * circle.size) if even else _exchange_sizes(circle, inputs, outputs, seconds)
     blocks = [sending[0].new_empty(int(row.sum())) for row in table]
     blocks[circle.rank] = torch.cat([each.reshape(-1) for each in sending])
@@ -233,7 +238,7 @@ def pass_on(circle: Circle, tensor: torch.Tensor, what: str, seconds: Seconds, s
         source: see :class:`~byteps_py.torch.works.Work`.
     """
     what = f"{what} of {_describe([tensor])}"
-    (staged,) = _stage(what, [tensor])
+    (staged,) = _stage(what, [tensor], written=circle.rank == 1)
 
     def begin(exchange: Exchange) -> Callable[[], object]:
         exchange.broadcast(0, staged)
@@ -248,9 +253,12 @@ def _gather(exchange: Exchange, parts: Tensors, mine: torch.Tensor) -> None:
         exchange.broadcast(root, part)
 
 
-def _stage(what: str, tensors: Tensors) -> list[torch.Tensor]:
+def _stage(what: str, tensors: Tensors, *, written: bool = False) -> list[torch.Tensor]:
+    """``written``: results will be written into the tensors."""
     for each in tensors:
         check_dense(each, what)
+        if written:
+            check_writable(each, what)
         if each.device.type != "cpu":
             raise UnsupportedError(
                 f"{what} on {each.device}: the backend byteps takes tensors on the CPU: call tensor.cpu() first; "

@@ -4,17 +4,16 @@
 
     import byteps_py.torch
     torch.distributed.init_process_group("byteps")
-
-torch gives some calls by other names to subclasses of ProcessGroup, by version: where a method has two names, the older
-comes second.
 """
+# torch gives some calls by other names to subclasses of ProcessGroup, by version: where a method has two names, the
+# older comes second.
 # mypy: disable-error-code="override,assignment"
 
 from __future__ import annotations
 
 import datetime
+import logging
 import threading
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -22,10 +21,11 @@ import torch
 import torch.distributed as dist
 
 from byteps_py import session as _session
-from byteps_py.errors import AgreementError, TransportTimeout, UnsupportedError
-from byteps_py.session import Session
+from byteps_py.errors import AgreementError, UnsupportedError
+from byteps_py.settings import WorkerSettings, read
 from byteps_py.torch import collectives
 from byteps_py.torch.circle import Circle
+from byteps_py.torch.meeting import meet
 from byteps_py.torch.reductions import name_of
 from byteps_py.torch.works import Work
 
@@ -33,9 +33,9 @@ __all__ = ["BytePSProcessGroup", "create"]
 
 Tensors = list[torch.Tensor]
 
-_lock: Final = threading.Lock()
-_made: Final[Counter[tuple[int, str]]] = Counter()
-"""How many groups this process has made, by its rank in the job and the name."""
+_log = logging.getLogger("byteps_py.worker")
+_MOST_TAGS: Final = 1024
+"""Of messages from one process to another in a group: each tag has tensors of its own in the session, for good."""
 
 
 def create(options: Any, backend_options: object = None) -> BytePSProcessGroup:
@@ -52,42 +52,29 @@ def create(options: Any, backend_options: object = None) -> BytePSProcessGroup:
     """
     _session.init()
     session = _session.current()
-    rank, size = options.group_rank, options.group_size
+    size = options.group_size
     if not options.global_ranks_in_group and size != session.size:
         raise AgreementError(
             f"torch.distributed has {size} processes, but this job of byteps_py has {session.size} workers: "
             "init_process_group() must be called by all of them; under torchrun DMLC_NUM_WORKER is the number of "
             "machines (--nnodes), and the other DMLC_* variables must be equal everywhere"
         )
-    members, turn = _exchange_ranks(options, session)
-    group = session.form_group(members)
-    circle = Circle(f"{options.group_id}.{group}.{turn}", members, rank, group)
-    return BytePSProcessGroup(circle, options.timeout)
+    if session.size > 1:
+        _warn_of_stalls(options.timeout.total_seconds())
+    return BytePSProcessGroup(meet(options, session), options.timeout)
 
 
-def _exchange_ranks(options: Any, session: Session) -> tuple[list[int], int]:
-    """The ranks in the job of the members of a group, by their ranks there; and a number that groups of the same name
-    before had not: what these have left in the store, or unfinished, must not meet this one."""
-    store, rank, size = options.store, options.group_rank, options.group_size
-    with _lock:
-        turn = _made[session.rank, options.group_id] = _made[session.rank, options.group_id] + 1
-    store.set(f"worker/{turn}/{rank}", f"{session.rank} {session.size}")
-    found: list[int] = []
-    for member in range(size):
-        try:
-            worker, workers = map(int, store.get(f"worker/{turn}/{member}").split())
-        except RuntimeError as error:  # torch's errors of stores
-            raise TransportTimeout(
-                f"rank {member} of a process group of {size} has not come: all members must create it ({error})"
-            ) from error
-        if workers != session.size or worker in found:
-            raise AgreementError(
-                f"ranks of a process group are in different jobs of byteps_py: rank {member} is worker {worker} of "
-                f"{workers}, rank {rank} is worker {session.rank} of {session.size}; all must have the same "
-                "DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT, and run in one torch.distributed job"
-            )
-        found.append(worker)
-    return found, turn
+def _warn_of_stalls(seconds: float) -> None:
+    """Whoever gives a group more time than the session has for a tensor must hear which of the two counts."""
+    limit = read(WorkerSettings).stall_timeout
+    if limit and seconds > limit:
+        _log.warning(
+            "a process group has a timeout of %g s, but a call that waits for BYTEPS_STALL_TIMEOUT=%g s ends the job: "
+            "set that variable to more than %g on all workers, or to 0 for no limit",
+            seconds,
+            limit,
+            seconds,
+        )
 
 
 class BytePSProcessGroup(dist.ProcessGroup):
@@ -235,8 +222,7 @@ class BytePSProcessGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """``dist.destroy_process_group``; the session goes on."""
-        for each in (self._circle, *self._pairs.values()):
-            each.close()
+        self._circle.close()
 
     abort = shutdown
 
@@ -278,11 +264,16 @@ class BytePSProcessGroup(dist.ProcessGroup):
         with self._lock:
             found = self._pairs.get((source, destination, tag))
             if found is None:
+                if sum(key[:2] == (source, destination) for key in self._pairs) >= _MOST_TAGS:
+                    raise UnsupportedError(
+                        f"messages from rank {source} to rank {destination} have had {_MOST_TAGS} tags, which is the "
+                        f"most: tag {tag} would be one more; use the same tags again, or one for all"
+                    )
                 members = [self._circle.members[each] for each in (source, destination)]
                 group = _session.current().form_group(members)
-                name = f"{self._circle.name}.{source}-{destination}.{tag}.{group}"
                 rank = int(self._circle.rank == destination)
-                found = self._pairs[source, destination, tag] = Circle(name, members, rank, group)
+                found = self._circle.part(f"{members[0]}-{members[1]}.{tag}", members, rank, group)
+                self._pairs[source, destination, tag] = found
         return found
 
 

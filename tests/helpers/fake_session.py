@@ -99,6 +99,7 @@ class FakeSession:
         """Makes the thread that calls it one of this worker's."""
 
     def declare(self, specs: Sequence[TensorSpec]) -> None:
+        self._job.check_life()
         self.declared.append(list(specs))
         for spec in specs:
             if spec.group:
@@ -182,6 +183,10 @@ class FakeJob:
                 raise TransportTimeout(f"waited {_DEADLINE_SECONDS} s for {what}")
             if not done():
                 raise JobAborted(f"while waiting for {what}: {self._broken}")
+
+    def check_life(self) -> None:
+        if self._broken is not None:
+            raise JobAborted(self._broken)
 
     def is_broken(self) -> bool:
         return self._broken is not None

@@ -134,9 +134,19 @@ compare(of_uneven_inputs(None), of_uneven_inputs(gloo), exact=size == 2)
 print('trained', flush=True)
 dist.destroy_process_group()
 assert bps.size() == size
-dist.init_process_group('byteps')
-dist.barrier()
-dist.destroy_process_group()
+
+# Groups of the same names, of other workers; and the hook over a group of some.
+for first in range(size):
+    members = sorted({first, (first + 1) % size})
+    dist.init_process_group('byteps', timeout=datetime.timedelta(seconds=60))
+    some = dist.new_group(members)
+    if rank in members:
+        model = DDP(nn.Linear(4, 2), process_group=some)
+        model.register_comm_hook(bps.CommHookState(name='some', process_group=some), bps.comm_hook)
+        model(torch.full((1, 4), rank + 1.0)).sum().backward()
+        assert model.module.weight.grad.tolist() == [[sum(members) / 2 + 1] * 4] * 2
+    dist.barrier()
+    dist.destroy_process_group()
 """
 )
 CALLS = (
@@ -280,8 +290,7 @@ except ValueError as error:
     assert 'not initialized' in str(error)
 dist.destroy_process_group()
 print('called', flush=True)
-os._exit(0)
-""".replace("import datetime", "import datetime", 1)
+"""
 ).replace("import datetime, threading", "import datetime, threading\nfrom byteps_py import errors as bps_errors", 1)
 
 
@@ -378,3 +387,36 @@ def test_the_death_of_a_worker_is_an_error_in_the_others(tmp_path: Path, hook: b
         assert "ended well" not in output
         assert "Traceback" in output
         assert "worker 1 (pid" in output.rpartition("Traceback")[2]
+
+
+DEATH_IN_MEETING = (
+    IMPORTS
+    + """
+import time
+os.environ.update(MASTER_ADDR='192.0.2.1', MASTER_PORT='9')  # as a profile may, for other jobs
+bps.init()
+dies = DEAD == bps.rank()
+os.environ['RANK'] = '7'  # as a wrapper may
+dist.init_process_group('byteps', timeout=datetime.timedelta(seconds=300))
+assert dist.get_rank() == bps.rank() == int(os.environ['RANK'])
+if dies:
+    time.sleep(1.0)
+    print('dies', flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.new_group()
+print('ended well', flush=True)
+"""
+)
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_the_death_of_a_worker_is_an_error_where_a_group_is_made(tmp_path: Path, dead: int) -> None:
+    """Worker 0 has torch's store."""
+    body = f"DEAD = {dead}\n{DEATH_IN_MEETING}"
+    with running(tmp_path, body, BYTEPS_LOST_TIMEOUT="10") as made:
+        statuses = made.wait(60)
+        assert statuses[f"worker{dead}"] == -9, made.everything()
+        output = made.output(f"worker{1 - dead}")
+        assert statuses[f"worker{1 - dead}"] == 1, made.everything()
+        assert "ended well" not in output
+        assert f"worker {dead} (pid" in output.rpartition("Traceback")[2]

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 import byteps_py.torch as bps  # noqa: E402
 from byteps_py.errors import NotInitializedError, UnsupportedError  # noqa: E402
+from byteps_py.torch import bucket_hook  # noqa: E402
 from byteps_py.types import Operation  # noqa: E402
 from tests.helpers.fake_session import run_workers  # noqa: E402
 
@@ -67,6 +68,30 @@ def test_states_are_numbered_in_the_order_of_their_making() -> None:
     first, second = bps.CommHookState(), bps.CommHookState()
     assert int(second.name) == int(first.name) + 1
     assert repr(bps.CommHookState(bps.Compression.bf16, "x")) == "CommHookState(compression=Compression.bf16, name='x')"
+
+
+def test_a_state_with_a_group_averages_over_its_members(monkeypatch) -> None:
+    """By a group of torch of workers 2 and 0, in this order."""
+    monkeypatch.setattr(bucket_hook.dist, "get_world_size", lambda group: 2, raising=False)
+
+    def gather(found, mine, group):
+        assert (group, mine in (0, 2)) == ("of torch", True)
+        found[:] = [2, 0]
+
+    monkeypatch.setattr(bucket_hook.dist, "all_gather_object", gather, raising=False)
+
+    def body(session):
+        state = None if session.rank == 1 else bps.CommHookState(name="g", process_group="of torch")
+        buffer = torch.full((3,), float(session.rank))
+        if state is not None:
+            bps.comm_hook(state, Bucket(buffer)).wait()
+        whole = torch.full((3,), float(session.rank))
+        bps.comm_hook(bps.CommHookState(name="g"), Bucket(whole)).wait()
+        return buffer.tolist(), whole.tolist()
+
+    assert run_workers(3, body) == [([1.0] * 3, [1.0] * 3)] * 3
+    with pytest.raises(NotInitializedError):
+        bps.CommHookState(process_group="of torch")
 
 
 @pytest.mark.parametrize("compression", [bps.Compression.fp16, bps.Compression.bf16])

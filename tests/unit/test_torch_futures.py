@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from byteps_py.torch import futures  # noqa: E402
 from byteps_py.torch.futures import Completer  # noqa: E402
 
 SECONDS = 60
@@ -48,6 +49,39 @@ def test_a_callback_may_ask_for_another_future_and_wait_for_that() -> None:
 
     assert ask(3).wait() == 3
     completer.close()
+
+
+def test_a_callback_may_wait_for_futures_that_were_asked_for_before() -> None:
+    completer, go = Completer(), threading.Event()
+    first = completer.future(lambda: go.wait(SECONDS), lambda: 1)
+    later = []
+    chained = first.then(lambda _: sum(each.wait() for each in later))
+    later += [completer.future(lambda: None, lambda value=value: value) for value in (10, 20)]
+    nested = later[0].then(lambda _: completer.future(lambda: None, lambda: 5).wait() + later[1].wait())
+    done = threading.Event()
+    torch.futures.collect_all([chained, nested]).then(lambda _: done.set())
+    go.set()
+    assert done.wait(SECONDS)
+    assert (chained.value(), nested.value()) == (30, 25)
+    completer.close()
+
+
+def test_the_end_of_the_interpreter_waits_once_for_all_and_not_after_an_error(monkeypatch) -> None:
+    monkeypatch.setattr(futures, "_EXIT_SECONDS", 0.2)
+    go = threading.Event()
+    completers = [Completer() for _ in range(30)]
+    for each in completers:
+        each.future(lambda: go.wait(SECONDS), lambda: None)
+    waited = []
+    monkeypatch.setattr(futures._Crew, "join", lambda crew, until: waited.append(until))
+    with monkeypatch.context() as patch:
+        patch.setattr(futures.last_words, "cause", lambda: "failed: KeyError")
+        futures._close_all()
+        assert not waited
+    futures._close_all()
+    assert len(waited) >= 30
+    assert len(set(waited)) == 1
+    go.set()
 
 
 def test_the_thread_ends_with_its_completer_and_by_close() -> None:

@@ -6,7 +6,6 @@ import functools
 import os
 import threading
 import time
-from collections import Counter
 from datetime import timedelta
 
 import pytest
@@ -21,7 +20,7 @@ from byteps_py.errors import (  # noqa: E402
     TransportTimeout,
     UnsupportedError,
 )
-from byteps_py.torch import collectives, process_group  # noqa: E402
+from byteps_py.torch import collectives  # noqa: E402
 from byteps_py.torch.circle import Circle  # noqa: E402
 from byteps_py.torch.process_group import BytePSProcessGroup  # noqa: E402
 from tests.helpers.fake_session import run_workers  # noqa: E402
@@ -454,7 +453,23 @@ def test_what_cannot_be_done_is_refused_before_anything_is_sent() -> None:
             (lambda: group.alltoall([torch.zeros(3)], [torch.zeros(3)]), "there must be 2 tensors"),
             (lambda: group.alltoall([torch.zeros(3)] * 2, [torch.zeros(3).int()] * 2), "one dtype"),
             (lambda: group.broadcast([torch.zeros(2)], options("BroadcastOptions", rootRank=2)), "ranks are 0 to 1"),
+            (lambda: group.all_to_all_single(torch.zeros(2), torch.zeros(4), [], []), "sends 2 elements .* expects 1"),
         ]
+        shared, plain = torch.zeros(1).expand(2), torch.zeros(2)
+        reduce_options = options("ReduceOptions", reduceOp=ReduceOp.SUM, rootRank=rank)
+        scatter_options = options("ReduceScatterOptions", reduceOp=ReduceOp.SUM)
+        expanded = (
+            lambda: group.allreduce([shared]),
+            lambda: group.reduce([shared], reduce_options),
+            lambda: group.broadcast([shared], options("BroadcastOptions", rootRank=1 - rank)),
+            lambda: group.allgather([[plain, shared]], [plain]),
+            lambda: group.gather([[plain, shared]], [plain], options("GatherOptions", rootRank=rank)),
+            lambda: group.scatter([shared], [[plain, plain]], options("ScatterOptions", rootRank=rank)),
+            lambda: group.reduce_scatter([shared], [[plain, plain]], scatter_options),
+            lambda: group.alltoall([plain, shared], [plain, plain]),
+            lambda: group.recv([shared], 1 - rank, 0),
+        )
+        cases += [(call, "is expanded") for call in expanded]
         root = {"rootRank": rank}
         wrong = [[torch.zeros(2), torch.zeros(3)][:: 1 if rank == 0 else -1]]
         cases.append(
@@ -467,6 +482,10 @@ def test_what_cannot_be_done_is_refused_before_anything_is_sent() -> None:
             with pytest.raises((ValueError, UnsupportedError), match=words):
                 call()
         group.barrier().wait()  # and nobody waits for them
+
+        group.broadcast([shared], options("BroadcastOptions", rootRank=0)) if rank == 0 else None
+        if rank:  # what is only sent may be expanded
+            group.broadcast([plain], options("BroadcastOptions", rootRank=0)).wait()
 
     run(2, body)
 
@@ -506,48 +525,3 @@ def test_a_work_of_another_process_is_refused(monkeypatch) -> None:
     monkeypatch.setattr(os, "getpid", lambda: pid + 1)
     with pytest.raises(NotInitializedError, match="forked"):
         work.wait()
-
-
-class Options:
-    """What torch gives to a backend's creator."""
-
-    def __init__(self, store, rank, size, ranks=()) -> None:
-        self.store, self.group_rank, self.group_size = store, rank, size
-        self.global_ranks_in_group, self.group_id, self.timeout = list(ranks), f"g{len(ranks)}", timedelta(seconds=60)
-
-
-def test_ranks_are_exchanged_when_a_group_is_made(monkeypatch) -> None:
-    monkeypatch.setattr(process_group, "_made", Counter())
-    monkeypatch.setattr(process_group._session, "init", lambda: None)
-    whole, part = dist.HashStore(), dist.HashStore()
-    order = [2, 0, 1]
-
-    def body(session):
-        rank = order.index(session.rank)
-        group = process_group.create(Options(whole, rank, 3))
-        tensor = torch.full((2,), rank)
-        group.broadcast([tensor], options("BroadcastOptions", rootRank=0)).wait()
-        assert tensor.tolist() == [0, 0]
-        if rank > 0:
-            small = process_group.create(Options(part, rank - 1, 2, [1, 2]))
-            tensor = torch.full((2,), rank)
-            small.broadcast([tensor], options("BroadcastOptions", rootRank=1)).wait()
-            assert tensor.tolist() == [2, 2]
-        with pytest.raises(AgreementError, match="has 4 processes, but this job of byteps_py has 3 workers"):
-            process_group.create(Options(whole, rank, 4))
-        return group.rank(), group.size(), group.name()
-
-    assert run_workers(3, body) == [(1, 3, "byteps"), (2, 3, "byteps"), (0, 3, "byteps")]
-
-
-def test_members_of_other_jobs_and_members_that_do_not_come_are_named(monkeypatch) -> None:
-    monkeypatch.setattr(process_group, "_made", Counter())
-    monkeypatch.setattr(process_group._session, "init", lambda: None)
-    store = dist.HashStore()
-    store.set("worker/1/1", "0 1")  # the very worker that rank 0 is
-    with pytest.raises(AgreementError, match="rank 1 is worker 0 of 1, rank 0 is worker 0 of 1"):
-        run_workers(1, lambda session: process_group.create(Options(store, 0, 2, [0, 1])))
-    store = dist.HashStore()
-    store.set_timeout(timedelta(milliseconds=50))
-    with pytest.raises(TransportTimeout, match="rank 1 of a process group of 2 has not come"):
-        run_workers(1, lambda session: process_group.create(Options(store, 0, 2, [0, 1])))

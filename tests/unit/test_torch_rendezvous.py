@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from datetime import timedelta
 
 import pytest
@@ -13,11 +14,12 @@ dist = pytest.importorskip("torch.distributed")
 from torch.distributed.rendezvous import _rendezvous_handlers, rendezvous  # noqa: E402
 
 from byteps_py import session as _session  # noqa: E402
-from byteps_py.errors import AgreementError, TransportError  # noqa: E402
+from byteps_py.errors import AgreementError, TransportError, TransportTimeout  # noqa: E402
 from byteps_py.torch import rendezvous as ours  # noqa: E402
 from tests.helpers.fake_session import run_workers  # noqa: E402
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DMLC_ROLE")
+OF_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 WAIT = timedelta(seconds=30)
 
 
@@ -25,7 +27,8 @@ WAIT = timedelta(seconds=30)
 def environ(monkeypatch):
     """Without what torch looks for, also afterwards; nobody joins a job."""
     with monkeypatch.context() as patch:
-        for name in VARIABLES:
+        patch.setattr(ours, "_told", {})
+        for name in VARIABLES + OF_LAUNCHERS:
             patch.setenv(name, "")
             patch.delenv(name)
         patch.setattr(_session, "init", lambda: None)
@@ -79,7 +82,9 @@ def test_the_store_listens_at_a_port_of_the_range(environ) -> None:
     low = min(taken.port, 65530)
     environ.setenv("BYTEPS_PORT_RANGE", f"{low}-{low + 5}")
     environ.setenv("DMLC_PS_ROOT_PORT", str(low))
-    store, (host, port) = ours._listen(WAIT)
+    store, place = ours._listen(WAIT)
+    host, port = place.split()
+    port = int(port)
     assert host == "127.0.0.1"
     assert low <= port <= low + 5
     assert port != taken.port
@@ -136,3 +141,77 @@ def test_what_torchrun_or_the_user_has_set_is_followed(environ) -> None:
     environ.setenv("MASTER_PORT", "0")
     _, rank, size = next(rendezvous("env://", timeout=WAIT))
     assert (rank, size) == (0, 1)
+
+
+@pytest.mark.parametrize("url", ["env://", "byteps://"])
+def test_a_worker_that_does_not_come_is_waited_for_no_longer_than_asked(environ, url) -> None:
+    environ.setenv("DMLC_ROLE", "worker")
+    reached = threading.Event()
+
+    def body(session):
+        if session.rank == 1:
+            assert reached.wait(60)
+        else:
+            for _ in range(2):
+                with pytest.raises(TransportTimeout, match=r"not all workers of the job have come within 0\.05 s"):
+                    next(rendezvous(url, timeout=timedelta(seconds=0.05)))
+            reached.set()
+        store, rank, _ = next(rendezvous(url))  # and who comes late meets who tries again
+        store.set(f"of {rank}", "here")
+        assert store.get(f"of {1 - rank}") == b"here"
+        session.barrier()
+
+    run_workers(2, body)
+
+
+@pytest.mark.parametrize("name", OF_LAUNCHERS)
+def test_the_processes_of_another_launcher_are_no_worlds_of_one(environ, name) -> None:
+    environ.setenv(name, "1")
+    assert run_workers(1, lambda session: next(rendezvous("env://"))[1:]) == [(0, 1)]
+    for told in ours._told:
+        environ.delenv(told)
+    environ.setenv(name, "4")
+    with pytest.raises(ValueError, match="RANK expected"):
+        next(rendezvous("env://"))
+    environ.setenv("DMLC_ROLE", "worker")
+    assert run_workers(1, lambda session: next(rendezvous("env://"))[1:]) == [(0, 1)]
+
+
+def test_variables_that_others_have_set_do_not_stay_wrong(environ, caplog) -> None:
+    environ.setenv("DMLC_ROLE", "worker")
+    environ.setenv("RANK", "3")
+    assert run_workers(1, lambda session: next(rendezvous("env://"))[1:]) == [(0, 1)]
+    assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("0", "1")
+    assert "RANK=3 is set, but RANK is 0 in this job" in caplog.text
+    # A place that a profile has exported is for other jobs, also once RANK and WORLD_SIZE have been set here.
+    environ.setenv("MASTER_ADDR", "192.0.2.1")
+    environ.setenv("MASTER_PORT", "9")
+    caplog.clear()
+    for _ in range(2):
+        assert run_workers(1, lambda session: next(rendezvous("env://"))[1:]) == [(0, 1)]
+    assert not caplog.text
+
+
+def test_ranks_of_a_later_group_are_told_anew(environ) -> None:
+    environ.setenv("DMLC_ROLE", "worker")
+    told = []
+
+    def body(session):
+        for rank in (session.rank, 1 - session.rank):
+            store, *_ = next(rendezvous("byteps://", rank, 2, timeout=WAIT))
+            told.append(os.environ["RANK"])
+            session.barrier()
+            del store
+
+    run_workers(2, body)
+    assert sorted(ours._told) == ["RANK", "WORLD_SIZE"]
+    assert set(told[2:]) == {"0", "1"}
+
+
+def test_a_place_that_is_meant_for_this_process_is_followed_in_a_job(environ) -> None:
+    for name, value in {"DMLC_ROLE": "worker", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        environ.setenv(name, value)
+    assert next(rendezvous("env://", 0, 1))[1:] == (0, 1)  # there is no session, so it was torch's
+    environ.setenv("RANK", "0")
+    environ.setenv("WORLD_SIZE", "1")
+    assert next(rendezvous("env://"))[1:] == (0, 1)
