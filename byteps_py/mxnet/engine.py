@@ -288,7 +288,7 @@ class Engine:
             return len(self._waiting)
 
     def _fail(self, work: Work) -> None:
-        """Its error is to be told; and its turn may be in the state of the error, so the next of its name gets another."""
+        """Its error is to be told; its turn may be in the state of the error, so the next of its name gets another."""
         if work.untold is not None:
             self._failed.append(work)
         with self._changed:

@@ -371,11 +371,15 @@ def test_shutdown_does_not_wait_for_long_while_an_exception_is_on_its_way(monkey
     monkeypatch.setattr("byteps_py.mxnet.engine._EXIT_SECONDS", 0.1)
     bps.init()
     held = Held(mx.nd.zeros((2,)), session.current())
-    with pytest.raises(OSError, match="no data"):
+
+    def train():
         try:
             raise OSError("no data")
         finally:
             bps.shutdown()
+
+    with pytest.raises(OSError, match="no data"):
+        train()
     assert not bps.is_initialized()
     assert not held.work.is_over
     held.write(1)
