@@ -99,7 +99,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
         session.mark_step(automatic=True)
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Update the parameters after :meth:`allreduce_grads`, which has averaged; waits for nothing.
+        """Update the parameters after ``allreduce_grads()``, which has averaged; waits for nothing.
 
         Args:
             batch_size: samples that each worker's gradients are sums over: these are divided by it.
