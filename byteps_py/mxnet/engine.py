@@ -293,7 +293,7 @@ class Engine:
             self._failed.append(work)
         with self._changed:
             for turns in self._turns.values():
-                if turns.get(work.spec.name) is work.turn:
+                if work.turn is not None and turns.get(work.spec.name) is work.turn:
                     del turns[work.spec.name]
 
     def _forget(self, number: int) -> None:
