@@ -260,7 +260,10 @@ def test_neither_is_the_name_of_what_was_not_pushed_spoiled():
         with pytest.raises(BytePSError, match="tensor 'x' was not pushed"):
             bps.byteps_push_pull(fresh, name="y")
         bps.byteps_push_pull(fresh, name="x")  # and nobody has read what failed
-        return fresh.asnumpy().tolist()
+        result = fresh.asnumpy().tolist()
+        with pytest.raises(mx.base.MXNetError, match="no value"):
+            mx.nd.waitall()
+        return result
 
     assert run_workers(1, body) == [[1, 1]]
 
