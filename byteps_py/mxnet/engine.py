@@ -307,7 +307,7 @@ class Engine:
             self._tell(*self._over.get())
 
     def _tell(self, number: int, work: Work) -> None:
-        if number not in self._works:  # it was put into the queue twice
+        if work.array is None:  # told already: it was put into the queue twice
             return
         work.finish()
         if work.has_failed:

@@ -304,11 +304,13 @@ INTERRUPTIONS = {
 def test_a_push_that_is_interrupted_leaves_nothing_that_is_waited_for(when, monkeypatch):
     def body(session):
         declared("x")
-        array = mx.nd.ones((2,))
+        array = mx.nd.zeros((2,))
+        held = Held(array)  # so the engine does not run it yet
         with monkeypatch.context() as patch:
             patch.setattr(engine, *INTERRUPTIONS[when])
             with pytest.raises(KeyboardInterrupt):
                 bps.byteps_push_pull(array, name="x")
+        held.write(1)
         if "nobody knows" in when:
             with pytest.raises(mx.base.MXNetError, match="its push was interrupted"):
                 array.asnumpy()
