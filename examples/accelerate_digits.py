@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16, help="images per worker and step")
     parser.add_argument("--lr", type=float, default=0.1)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # the images are small, and the workers share the cores
 
     dist.init_process_group("byteps")
     accelerator = Accelerator(cpu=True)

@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16, help="images per worker and step")
     parser.add_argument("--lr", type=float, default=0.1)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # the images are small, and the workers share the cores
     # The digits are in memory: nothing would be won by processes that load them. Each share has as many images.
     warnings.filterwarnings("ignore", "The '.*_dataloader' does not have many workers")
     warnings.filterwarnings("ignore", "Using `DistributedSampler` with the dataloaders")

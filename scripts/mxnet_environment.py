@@ -5,6 +5,8 @@ byteps_py is found there as .venv finds it, in the tree, with the kernels that w
 of Python than its stable ABI.  The environment stays until pyproject.toml or the Python changes.
 
 usage: .venv/bin/python scripts/mxnet_environment.py
+
+The exit status is 3 where no such Python is here.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ import sys
 from importlib.metadata import requires
 
 from packaging.requirements import Requirement
-from versions import PYTHONS_OF_THE_OLDEST, ROOT, _pip, ask, candidates, choose
+from versions import PYTHONS_OF_THE_OLDEST, ROOT, ask, candidates, choose, pip
 
 FOLDER = ROOT / ".venv-mxnet"
+NO_PYTHON = 3
 PINS = ("mxnet==1.9.1", "numpy==1.23.5", "scikit-learn>=1.2")
 
 
@@ -41,7 +44,7 @@ def main() -> int:
             "error: MXNet 1.9.1 needs Python 3.10 or 3.11, and neither is in PATH or of pyenv: install one of them",
             file=sys.stderr,
         )
-        return 1
+        return NO_PYTHON
     state = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + repr((python, PINS)).encode()).hexdigest()
     stamp = FOLDER / "made-from"
     if stamp.exists() and stamp.read_text(encoding="utf-8") == state:
@@ -50,7 +53,7 @@ def main() -> int:
     shutil.rmtree(FOLDER, ignore_errors=True)
     subprocess.run([python.path, "-m", "venv", "--without-pip", str(FOLDER)], check=True)
     target = str(FOLDER / "bin" / "python")
-    _pip("--python", target, "install", *PINS, *needed(requires("byteps_py") or [], python.minor))
+    pip("--python", target, "install", *PINS, *needed(requires("byteps_py") or [], python.minor))
     site = FOLDER / "lib" / f"python{python.minor}" / "site-packages"
     (site / "byteps_py.pth").write_text(f"{ROOT / '.editable'}\n", encoding="utf-8")
     stamp.write_text(state, encoding="utf-8")

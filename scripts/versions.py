@@ -176,7 +176,7 @@ class Runs:
         (folder / "empty").mkdir()
         source = folder / "source"
         shutil.copytree(self.tree, source, symlinks=True)
-        _pip("wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(folder), str(source))
+        pip("wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(folder), str(source))
         (self.wheel,) = folder.glob("*.whl")
 
     def run(self, python: Interpreter, *, oldest: bool = False) -> Outcome:
@@ -201,9 +201,9 @@ class Runs:
         if not stamp.exists() or stamp.read_text(encoding="utf-8") != state:
             shutil.rmtree(folder, ignore_errors=True)
             subprocess.run([python.path, "-m", "venv", "--without-pip", str(folder)], check=True)
-            _pip(*target, "install", f"{self.wheel}[test]", *(each for each in pins if each is not None))
+            pip(*target, "install", f"{self.wheel}[test]", *(each for each in pins if each is not None))
             stamp.write_text(state, encoding="utf-8")
-        _pip(*target, "install", "--force-reinstall", "--no-deps", str(self.wheel))
+        pip(*target, "install", "--force-reinstall", "--no-deps", str(self.wheel))
         return folder
 
     def _test(self, environment: Path, left_out: tuple[str, ...]) -> tuple[int, str]:
@@ -243,7 +243,8 @@ def _requirements(wheel: Path) -> list[str]:
         return email.message_from_bytes(opened.read(name)).get_all("Requires-Dist", [])
 
 
-def _pip(*arguments: str) -> None:
+def pip(*arguments: str) -> None:
+    """Run the pip of this environment; where it fails, say so and exit."""
     _output(sys.executable, "-m", "pip", "--quiet", *arguments)
 
 

@@ -13,19 +13,28 @@ the array later waits for the result, and the Python thread waits for neither.  
 
 from __future__ import annotations
 
+import sys as _sys
+
 import numpy as _np
 
 try:
     import mxnet as _mx  # noqa: F401
 except ImportError as error:
+    if _sys.version_info >= (3, 12):
+        raise ImportError(
+            "byteps_py.mxnet needs MXNet 1.9.1, which needs Python 3.10 or 3.11, and this is Python "
+            f"{_sys.version_info.major}.{_sys.version_info.minor}: make an environment with one of those"
+        ) from error
     raise ImportError(
         "byteps_py.mxnet needs MXNet 1.9.1, and with it NumPy below 1.24 and Python 3.10 or 3.11: "
         "pip install 'byteps_py[mxnet]'"
     ) from error
 except AttributeError as error:  # numpy.bool and its like, which NumPy 1.24 has dropped
+    if _np.lib.NumpyVersion(_np.__version__) < "1.24.0":
+        raise
     raise ImportError(
         f"byteps_py.mxnet needs NumPy below 1.24, since MXNet 1.9.1 cannot be imported with NumPy {_np.__version__}: "
-        "pip install 'numpy<1.24'"
+        "pip install 'byteps_py[mxnet]'"
     ) from error
 
 from byteps_py.mxnet.broadcast import broadcast_parameters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +24,8 @@ def broadcast_parameters(params: Any, root_rank: int = 0) -> None:
     """Copy arrays of worker ``root_rank`` into those of the other workers, in place. All workers must call it.
 
     It waits for them, but for parameters whose initialization is deferred until the first forward pass: these are
-    broadcast when they get their values, so the workers must come to that with the same parameters.
+    broadcast when they get their values, so the workers must come to that with the same parameters.  Of several calls
+    before that, with their names and roots, the last counts.
 
     Args:
         params: a ParameterDict (``net.collect_params()``), or a dict of names and of Parameters or NDArrays; equal
@@ -93,11 +95,11 @@ def _start(session: Session, array: Any, name: str, root: int) -> Any:
 
 def _broadcast_once_initialized(session: Session, parameter: Any, name: str, root: int) -> None:
     check_contexts(parameter)
-    initialize = parameter._init_impl
 
-    def initialize_and_broadcast(*arguments: Any, **options: Any) -> None:
-        del parameter._init_impl  # and with it this function: from now on, that of the class
-        initialize(*arguments, **options)
-        _start(session, parameter.data(), name, root)
+    def initialize_and_broadcast(self: Any, *arguments: Any, **options: Any) -> None:
+        del self._init_impl  # and with it this function: from now on, that of the class
+        self._init_impl(*arguments, **options)
+        _start(session, self.data(), name, root)
 
-    parameter._init_impl = initialize_and_broadcast
+    # A method, so that that of a copy initializes the copy. It takes the place of one that an earlier call has set.
+    parameter._init_impl = types.MethodType(initialize_and_broadcast, parameter)

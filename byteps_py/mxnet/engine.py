@@ -19,8 +19,9 @@ second array in common that they write, their *turn*: without it two arrays of o
 in which they happen to be computed, which need not be that of another worker.
 
 An error is given to the engine, which makes it the state of the array: what reads the array is skipped, and
-``asnumpy()``, ``wait_to_read()`` or ``waitall()`` raise it as MXNetError.  It is raised by the next call of this
-plugin too, or ends the process as it exits.  See docs/decisions/0027.
+``asnumpy()``, ``wait_to_read()`` or ``waitall()`` raise it as MXNetError.  It is raised too by the next call of this
+plugin that declares, pushes, broadcasts parameters or makes a step, or by ``shutdown()``, or ends the process as it
+exits.  See docs/decisions/0027.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import itertools
 import logging
 import os
 import queue
+import sys
 import threading
 import weakref
 from collections import deque
@@ -44,7 +46,7 @@ import numpy.typing as npt
 
 from byteps_py import session as _session
 from byteps_py.errors import BytePSError
-from byteps_py.mxnet.work import OnComplete, Work
+from byteps_py.mxnet.work import OnComplete, Work, call_back
 from byteps_py.roles import last_words
 from byteps_py.roles.pending import Pending
 from byteps_py.session import Session
@@ -54,7 +56,7 @@ __all__ = ["Engine", "engine", "shutdown"]
 
 _log = logging.getLogger("byteps_py.worker")
 
-if not mx.__version__.startswith("1.9."):
+if mx.__version__ != "1.9.1":
     raise ImportError(
         f"byteps_py.mxnet needs MXNet 1.9.1, whose engine it knows, and this is {mx.__version__}: "
         "pip install 'byteps_py[mxnet]'"
@@ -70,7 +72,8 @@ _PRIORITIES: Final = range(-(2**31), 2**31)
 _NAME: Final = b"byteps_push_pull"
 _REORDER: Final = "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv"
 _EXIT_SECONDS: Final = 5.0
-"""How long the end of the interpreter waits, after the job was left, for works that are still known."""
+"""How long the end of a process waits for results that nobody will read, and, after the job was left, for works that
+are still known."""
 
 
 class _Context(ctypes.Structure):
@@ -97,10 +100,9 @@ class Engine:
 
     def reset(self) -> None:
         """Forget all: at the beginning, and in a forked child."""
-        self._pid = os.getpid()
         self._changed = threading.Condition()
         self._works: dict[int, Work] = {}
-        self._waiting = 0
+        self._waiting: set[int] = set()
         self._numbers = itertools.count(1)
         self._turns: weakref.WeakKeyDictionary[Session, dict[str, Any]] = weakref.WeakKeyDictionary()
         self._over: queue.SimpleQueue[tuple[int, Work]] = queue.SimpleQueue()
@@ -133,22 +135,21 @@ class Engine:
         self.raise_failure()
         self._watch(session)
         work = Work(spec, array, begin)
-        with self._changed:
-            self._changed.wait_for(lambda: not self._forks)
-            number = next(self._numbers)
-            self._works[number] = work
-            self._waiting += 1
-            turns = self._turns.setdefault(session, {})
-            if spec.name not in turns:
-                turns[spec.name] = mx.nd.empty((1,))
-            work.turn = turns[spec.name]
-            if self._teller is None:
-                self._teller = threading.Thread(target=self._tell_all, name="byteps-mxnet", daemon=True)
-                self._teller.start()
+        number = next(self._numbers)
+        statuses: list[int] = []
         try:
-            self._give(number, work, min(max(priority, _PRIORITIES[0]), _PRIORITIES[-1]))
+            with self._changed:
+                self._changed.wait_for(lambda: not self._forks)
+                work.turn = self._turn(session, spec.name)
+                self._start_teller()
+                self._works[number] = work  # the last: what is known here is waited for
+                self._waiting.add(number)
+            self._give(number, work, min(max(priority, _PRIORITIES[0]), _PRIORITIES[-1]), statuses)
         except BaseException:
-            self._forget(number)
+            if statuses != [0]:  # else Ctrl-C came when the engine had it already
+                work.refuse()
+                self._fail(work)
+                self._forget(number)
             raise
         if work.began_in == threading.get_ident():  # the NaiveEngine ran it within the call, and forgets errors
             work.raise_error()
@@ -174,6 +175,16 @@ class Engine:
         with self._changed:
             return self._changed.wait_for(lambda: not self._works, seconds)
 
+    def drain_at_end(self) -> None:
+        """As a process ends: wait until all that was pushed is submitted, so that others get it, and for
+        ``_EXIT_SECONDS`` more for the results, which nobody will read.
+
+        Where others wait for something else of this process, which it will never push, its going tells them so.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting)
+        self.drain(_EXIT_SECONDS)
+
     def hold(self) -> None:
         """Before a fork: MXNet then waits for its engine, without letting the GIL go that its threads need here."""
         with self._changed:
@@ -192,10 +203,8 @@ class Engine:
         MXNet waits for its engine later, and must not wait for what would only end with the session; and no thread of
         the engine may find Python gone.
         """
-        if os.getpid() != self._pid:
-            return
         if not last_words.cause():
-            self.drain()
+            self.drain_at_end()
         error = self.take_failure()
         if error is not None and not last_words.cause():  # the script ended well, but not what it asked for
             _log.error("%s", error)
@@ -211,54 +220,86 @@ class Engine:
             atexit.unregister(self.leave_at_exit)
             atexit.register(self.leave_at_exit)  # before MXNet's own handler, and that of init()
 
-    def _give(self, number: int, work: Work, priority: int) -> None:
+    def _turn(self, session: Session, name: str) -> Any:
+        turns = self._turns.setdefault(session, {})
+        if name not in turns:
+            turns[name] = mx.nd.empty((1,))
+        return turns[name]
+
+    def _start_teller(self) -> None:
+        if self._teller is None:
+            teller = threading.Thread(target=self._tell_all, name="byteps-mxnet", daemon=True)
+            teller.start()
+            self._teller = teller
+
+    def _give(self, number: int, work: Work, priority: int, statuses: list[int]) -> None:
         if self._reorder is not None:
             # What oneDNN has computed may lie in a layout of its own, and to ask for the memory would then wait for
             # the engine, within the engine.
             self._reorder(work.array.handle)
         written = (ctypes.c_void_p * 2)(work.array.handle, work.turn.handle)
-        mx.base.check_call(
-            self._library.MXEnginePushAsyncND(
-                self._start_function,
-                ctypes.c_void_p(number),
-                self._drop_function,
-                ctypes.byref(_CPU),
-                None,
-                ctypes.c_int(0),
-                written,
-                ctypes.c_int(len(written)),
-                ctypes.byref(_PRIORITIZED),
-                ctypes.c_int(priority),
-                ctypes.c_char_p(_NAME),
-                ctypes.c_bool(False),
-            )
+        arguments = (
+            self._start_function,
+            ctypes.c_void_p(number),
+            self._drop_function,
+            ctypes.byref(_CPU),
+            None,
+            ctypes.c_int(0),
+            written,
+            ctypes.c_int(len(written)),
+            ctypes.byref(_PRIORITIZED),
+            ctypes.c_int(priority),
+            ctypes.c_char_p(_NAME),
+            ctypes.c_bool(False),
         )
+        # The call and its status are one step of the interpreter: Ctrl-C comes before both, or after both.
+        statuses.extend(itertools.starmap(self._library.MXEnginePushAsyncND, (arguments,)))
+        mx.base.check_call(statuses[0])
 
     # From here on: threads of the engine, and the one that tells.
 
     def _start(self, _: int, on_complete: int, number: int) -> None:
-        work = self._works[number]
         copied = OnComplete.from_buffer_copy(ctypes.string_at(on_complete, ctypes.sizeof(OnComplete)))
-        work.start(copied, functools.partial(self._over.put, (number, work)))
-        if self._count_down() == 0:  # else what is light waits for company
-            work.hurry()
+        work = self._works.get(number)
+        if work is None:  # its push was interrupted
+            call_back(copied, BytePSError("this array was not pushed, because its push was interrupted"))
+            return
+        then = functools.partial(self._over.put, (number, work))
+        try:
+            work.start(copied, then)
+            if self._begun(number) == 0:  # else what is light waits for company
+                work.hurry()
+        except BaseException as error:  # of a signal, where the engine runs it in the thread that pushes
+            work.fail(error)
+            then()
 
     def _drop(self, number: int) -> None:
         work = self._works.get(number)
         if work is not None and work.began_in is None:
             work.skip()
-            self._failed.append(work)
-            self._count_down()
+            self._fail(work)
             self._forget(number)
 
-    def _count_down(self) -> int:
+    def _begun(self, number: int) -> int:
+        """Returns how many others wait."""
         with self._changed:
-            self._waiting -= 1
-            return self._waiting
+            self._waiting.discard(number)
+            self._changed.notify_all()
+            return len(self._waiting)
+
+    def _fail(self, work: Work) -> None:
+        """Its error is to be told; its turn may be in the state of the error, so the next of its name gets another."""
+        if work.untold is not None:
+            self._failed.append(work)
+        with self._changed:
+            for turns in self._turns.values():
+                if work.turn is not None and turns.get(work.spec.name) is work.turn:
+                    del turns[work.spec.name]
 
     def _forget(self, number: int) -> None:
         with self._changed:
             self._works.pop(number, None)
+            self._waiting.discard(number)
             self._changed.notify_all()
 
     def _tell_all(self) -> None:
@@ -266,13 +307,11 @@ class Engine:
             self._tell(*self._over.get())
 
     def _tell(self, number: int, work: Work) -> None:
+        if work.array is None:  # told already: it was put into the queue twice
+            return
         work.finish()
-        if work.untold is not None:
-            self._failed.append(work)
-            with self._changed:
-                for turns in self._turns.values():  # that of the work is in the state of the error now
-                    if turns.get(work.spec.name) is work.turn:
-                        del turns[work.spec.name]
+        if work.has_failed:
+            self._fail(work)
         work.tell()
         self._forget(number)
 
@@ -283,13 +322,23 @@ engine: Final = Engine()
 def shutdown() -> None:
     """Wait until all that was pushed is over, then leave the job. Does nothing without a session.
 
+    While an exception is handled, as in a ``finally`` block, it waits for a few seconds at most: what was pushed may
+    never be over then, and others wait to be told.  What has failed is not raised in its place.
+
     Raises:
         JobAborted, TransportTimeout: the job had ended before its time: an aborted job must not look like a success.
         BytePSError: something that was pushed has failed, and nobody was told.
     """
-    engine.drain()
+    if sys.exc_info()[0] is None:
+        engine.drain()
+        _session.shutdown()
+        engine.raise_failure()
+        return
+    engine.drain(_EXIT_SECONDS)
     _session.shutdown()
-    engine.raise_failure()
+    engine.drain(_EXIT_SECONDS)  # the session has ended them
+    while engine.take_failure() is not None:
+        pass
 
 
 os.register_at_fork(before=engine.hold, after_in_parent=engine.release, after_in_child=engine.reset)

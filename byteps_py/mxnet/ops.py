@@ -59,7 +59,8 @@ def byteps_push_pull(
 
     Args:
         tensor: a dense NDArray on the CPU, of any shape; float32, float64, float16, int8, uint8, int32 or int64. A
-            slice is replaced within the array that it is of.
+            slice along the first axis is replaced within the array that it is of; one along another axis is a copy of
+            MXNet's.
         version: a step number; workers that meet with different ones get an AgreementError.
         priority: what is higher is sent earlier.
         name: one that was declared; equal on all workers.

@@ -14,7 +14,7 @@ from byteps_py.types import Operation
 
 __all__ = ["DistributedOptimizer"]
 
-_OWN: Final = frozenset({"update", "update_multi_precision", "wrapped", "_average", "_number"})
+_OWN: Final = frozenset({"update", "update_multi_precision", "wrapped", "_average", "_number", "_seen"})
 
 
 class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
@@ -46,6 +46,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
             )
         object.__setattr__(self, "wrapped", optimizer)
         object.__setattr__(self, "_number", next_number(_session.current()))
+        object.__setattr__(self, "_seen", set())
 
     def __getattribute__(self, name: str) -> Any:
         if name in _OWN or name.startswith("__"):
@@ -64,6 +65,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
     def __setstate__(self, state: tuple[Any, str]) -> None:
         for name, each in zip(("wrapped", "_number"), state, strict=True):
             object.__setattr__(self, name, each)
+        object.__setattr__(self, "_seen", set())
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Average ``grad`` (an NDArray, or a list of them as ``index`` is one), then update ``weight``.
@@ -90,3 +92,8 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
         for number, each in zip(indices, grads, strict=True):
             priority = -number if isinstance(number, int) else 0
             start(session, each, f"gradient{self._number}_{number}", Operation.AVERAGE, priority=priority)
+        # Nobody says where a step begins, but it has each index once.
+        if not self._seen or not self._seen.isdisjoint(indices):
+            self._seen.clear()
+            session.mark_step(automatic=True)
+        self._seen.update(indices)

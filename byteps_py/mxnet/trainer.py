@@ -98,6 +98,23 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
         self._update(ignore_stale_grad)
         session.mark_step(automatic=True)
 
+    def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+        """Update the parameters after ``allreduce_grads()``, which has averaged; waits for nothing.
+
+        Args:
+            batch_size: samples that each worker's gradients are sums over: these are divided by it.
+            ignore_stale_grad: what this worker's backward pass has not written since the last step is not updated.
+
+        Raises:
+            UserWarning: a gradient is stale, and ``ignore_stale_grad`` is not set.
+            BytePSError: an earlier push has failed.
+            DeferredInitializationError: a parameter is not initialized yet.
+        """
+        session = _session.current()
+        engine.raise_failure()
+        super().update(batch_size, ignore_stale_grad)
+        session.mark_step(automatic=True)
+
     def _init_kvstore(self) -> None:
         self._kv_initialized = True
 

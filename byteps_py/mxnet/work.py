@@ -15,7 +15,7 @@ from byteps_py.mxnet.arrays import memory_of
 from byteps_py.roles.pending import Pending
 from byteps_py.types import TensorSpec
 
-__all__ = ["OnComplete", "Work"]
+__all__ = ["OnComplete", "Work", "call_back"]
 
 _Callback: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
@@ -24,6 +24,12 @@ class OnComplete(ctypes.Structure):
     """``CallbackOnComplete`` of MXNet 1.9.1: what an operation calls when it is over."""
 
     _fields_ = (("callback", ctypes.c_void_p), ("engine", ctypes.c_void_p), ("parameter", ctypes.c_void_p))
+
+
+def call_back(complete: OnComplete, error: BaseException | None) -> None:
+    """Tell the engine that an operation is over; it may run what comes after before this returns."""
+    with _as_cpp_error(error) as address:
+        _Callback(complete.callback)(complete.engine, complete.parameter, address)
 
 
 class Work:
@@ -66,6 +72,11 @@ class Work:
             raise self._error.with_traceback(None)
 
     @property
+    def has_failed(self) -> bool:
+        """Whether something went wrong, so far; not whether somebody was told."""
+        return self._error is not None
+
+    @property
     def untold(self) -> BaseException | None:
         """What it failed of, unless somebody was told."""
         return None if self._is_told else self._error
@@ -76,11 +87,11 @@ class Work:
         return self._over.is_set()
 
     def start(self, on_complete: OnComplete, then: Callable[[], None]) -> None:
-        """Submit it, and have ``then`` called when it is over. Never raises."""
+        """Submit it, and have ``then`` called when it is over. Raises nothing but what a signal raises."""
+        self._on_complete = on_complete
+        self.began_in = threading.get_ident()
         assert self._begin is not None
         begin, self._begin = self._begin, None
-        self.began_in = threading.get_ident()
-        self._on_complete = on_complete
         try:
             self._pending = begin(memory_of(self.array, self.spec))
         except BaseException as error:
@@ -93,6 +104,14 @@ class Work:
         """Nothing of what was submitted is to be held back."""
         if self._pending is not None:
             self._pending.done()
+
+    def fail(self, error: BaseException) -> None:
+        """Something went wrong beside what was submitted, which is waited for nevertheless: it writes the memory."""
+        self._error = self._error or error
+
+    def refuse(self) -> None:
+        """The engine has not got it, and its caller is told so."""
+        self._is_told = True
 
     def finish(self) -> None:
         """Take the outcome; it is there already."""
@@ -117,8 +136,7 @@ class Work:
         """Call the engine back; it may run what comes after before this returns."""
         complete, self.array = self._on_complete, None
         assert complete is not None
-        with _as_cpp_error(self._error) as error:
-            _Callback(complete.callback)(complete.engine, complete.parameter, error)
+        call_back(complete, self._error)
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ print("models", *found)
 """Runs scripts one after the other, each on its own random inputs, and prints what their models have become."""
 
 
-@pytest.mark.timeout(100)
+@pytest.mark.timeout(170)
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 def test_the_scripts_train_one_model_on_all_workers(tmp_path: Path) -> None:
     (tmp_path / "each.py").write_text(EACH, encoding="utf-8")
@@ -49,6 +49,11 @@ def test_the_scripts_train_one_model_on_all_workers(tmp_path: Path) -> None:
     assert len(found) == 2, output
     assert found[0] == found[1]
     assert len(set(found[0].split())) == len(names)
+    # That of another backend finds the workers by itself too, not by what the one before it has set.
+    (gloo,) = [name for name in names if 'init_process_group("gloo")' in (tmp_path / name).read_text(encoding="utf-8")]
+    output = run(shlex.split(f"bpslaunch -n 2 -s 1 -- python each.py {gloo}"), tmp_path, timeout=60)
+    first, second = re.findall(r"^\[worker \d\] models (.*)", output, re.MULTILINE)
+    assert first == second
 
 
 def test_every_launch_is_understood() -> None:

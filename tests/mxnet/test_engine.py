@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 mx = pytest.importorskip("mxnet", reason="MXNet is not installed: make test-mxnet")
 
 import byteps_py.mxnet as bps  # noqa: E402
+from byteps_py import session  # noqa: E402
 from byteps_py.errors import AgreementError, BytePSError, JobAborted  # noqa: E402
 from byteps_py.mxnet.arrays import spec_of  # noqa: E402
 from byteps_py.mxnet.engine import engine  # noqa: E402
@@ -242,6 +244,151 @@ def test_what_could_not_be_computed_is_not_pushed_and_that_is_said():
         return session.submitted
 
     assert run_workers(1, body) == [[]]
+
+
+def test_neither_is_the_name_of_what_was_not_pushed_spoiled():
+    def body(session):
+        declared("x", "y")
+        array = mx.nd.zeros((2,))
+        held = Held(array)
+        bps.byteps_push_pull(array, name="x")
+        held.fail("no value")
+        with pytest.raises(JobAborted, match="no value"):
+            held.work.wait()
+        assert engine.drain(SECONDS)
+        fresh = mx.nd.ones((2,))
+        with pytest.raises(BytePSError, match="tensor 'x' was not pushed"):
+            bps.byteps_push_pull(fresh, name="y")
+        bps.byteps_push_pull(fresh, name="x")  # and nobody has read what failed
+        result = fresh.asnumpy().tolist()
+        with pytest.raises(mx.base.MXNetError, match="no value"):
+            mx.nd.waitall()
+        return result
+
+    assert run_workers(1, body) == [[1, 1]]
+
+
+class Patched:
+    """MXNet's library, of which one function is another."""
+
+    def __init__(self, function):
+        self.MXEnginePushAsyncND = function
+
+    def __getattr__(self, name):
+        return getattr(mx.base._LIB, name)
+
+
+def interrupted(*arguments):
+    raise KeyboardInterrupt
+
+
+def refused(*arguments):
+    return mx.base._LIB.MXEnginePushAsyncND(*arguments[:7], ctypes.c_int(-1), *arguments[8:])
+
+
+def taken_and_interrupted(*arguments):
+    assert mx.base._LIB.MXEnginePushAsyncND(*arguments) == 0
+    raise KeyboardInterrupt
+
+
+INTERRUPTIONS = {
+    "before the engine has it": ("_library", Patched(interrupted)),
+    "when the engine has it, but nobody knows": ("_library", Patched(taken_and_interrupted)),
+    "no memory for the turn": ("_turn", interrupted),
+    "no thread": ("_start_teller", interrupted),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("when", INTERRUPTIONS)
+def test_a_push_that_is_interrupted_leaves_nothing_that_is_waited_for(when, monkeypatch):
+    def body(session):
+        declared("x")
+        array = mx.nd.zeros((2,))
+        held = Held(array)  # so the engine does not run it yet
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, *INTERRUPTIONS[when])
+            with pytest.raises(KeyboardInterrupt):
+                bps.byteps_push_pull(array, name="x")
+        held.write(1)
+        if "nobody knows" in when:
+            with pytest.raises(mx.base.MXNetError, match="its push was interrupted"):
+                array.asnumpy()
+        else:
+            assert array.asnumpy().tolist() == [1, 1]
+        assert engine.drain(SECONDS)
+        assert not engine._waiting
+        fresh = mx.nd.ones((2,))
+        bps.byteps_push_pull(fresh, name="x")
+        return fresh.asnumpy().tolist(), len(session.submitted)
+
+    assert run_workers(1, body) == [([1, 1], 1)]
+
+
+@pytest.mark.timeout(60)
+def test_a_push_that_is_interrupted_when_the_engine_has_it_goes_on(monkeypatch):
+    def body(session):
+        declared("x")
+        array = mx.nd.full((2,), session.rank)
+        with monkeypatch.context() as patch:
+            patch.setattr(mx.base, "check_call", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                bps.byteps_push_pull(array, name="x", is_average=False)
+        result = array.asnumpy().tolist()
+        assert engine.drain(SECONDS)
+        return result, len(session.submitted)
+
+    assert run_workers(1, body) == [([0, 0], 1)]
+
+
+def test_what_the_engine_refuses_is_raised_once(monkeypatch):
+    def body(session):
+        declared("x")
+        array = mx.nd.ones((2,))
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "_library", Patched(refused))
+            with pytest.raises(mx.base.MXNetError):
+                bps.byteps_push_pull(array, name="x")
+        bps.byteps_push_pull(array, name="x")
+        return array.asnumpy().tolist()
+
+    assert run_workers(1, body) == [[1, 1]]
+
+
+@pytest.mark.timeout(60)
+def test_an_interruption_within_an_operation_is_told_to_the_engine(monkeypatch):
+    """As with the NaiveEngine, which runs it in the thread that pushes."""
+    array = mx.nd.ones((2,))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_begun", interrupted)
+        held = Held(array)
+        held.write(3)
+        with pytest.raises(mx.base.MXNetError, match="KeyboardInterrupt"):
+            array.asnumpy()
+    with pytest.raises(KeyboardInterrupt):
+        held.work.wait()
+    assert engine.drain(SECONDS)
+    engine._waiting.clear()
+
+
+@pytest.mark.timeout(60)
+def test_shutdown_does_not_wait_for_long_while_an_exception_is_on_its_way(monkeypatch):
+    monkeypatch.setattr("byteps_py.mxnet.engine._EXIT_SECONDS", 0.1)
+    bps.init()
+    held = Held(mx.nd.zeros((2,)), session.current())
+
+    def train():
+        try:
+            raise OSError("no data")
+        finally:
+            bps.shutdown()
+
+    with pytest.raises(OSError, match="no data"):
+        train()
+    assert not bps.is_initialized()
+    assert not held.work.is_over
+    held.write(1)
+    assert held.work.wait()
 
 
 def test_priorities_and_versions_reach_the_session():

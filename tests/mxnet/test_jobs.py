@@ -149,6 +149,21 @@ def test_an_exception_on_one_worker_is_told_to_those_that_wait(tmp_path: Path) -
         assert "OSError: no data" in made.output("worker0"), made.everything()
 
 
+def test_an_end_with_a_status_does_not_wait_for_what_never_comes(tmp_path: Path) -> None:
+    body = START + (
+        "bps.byteps_declare_tensor('mine')\n"
+        "array = mx.nd.ones(5)\n"
+        "bps.byteps_push_pull(array, name='mine' if rank == 1 else 'x')\n"
+        "if rank == 1:\n"
+        "    sys.exit(3)\n"
+        "array.asnumpy()\n"
+    )
+    with running(tmp_path, body) as made:
+        status = made.wait(40)
+        assert (status["worker0"], status["worker1"]) == (1, 3), made.everything()
+        assert "worker 1" in made.output("worker0"), made.everything()
+
+
 def launch(*arguments: str, servers: int = 1) -> dict[str, Any]:
     """Run the example with two workers by bpslaunch; returns the object in the last line of worker 0."""
     command = [sys.executable, "-m", "byteps_py.launcher", "-n", "2", "-s", str(servers)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 
 import numpy as np
@@ -31,6 +32,7 @@ def test_it_updates_with_the_average(name):
 
     def body(session):
         result = steps(bps.DistributedOptimizer(make()), gradients[session.rank])
+        assert session.steps == 3
         return result, {(each.name, each.priority, each.operation.name) for each in session.submitted}
 
     expected = steps(make(), np.mean(gradients, 0))
@@ -101,6 +103,29 @@ def test_parameters_whose_initialization_is_deferred_are_broadcast_when_it_ends(
 
     early = {f"Parameter.net_dense{each}" for each in ("0_bias", "1_bias", "1_weight")}
     assert run_workers(2, body) == [(early, [[48.0] * 2], 4)] * 2
+
+
+def test_of_several_broadcasts_before_the_first_pass_the_last_counts():
+    def body(session):
+        net = gluon.nn.Sequential(prefix="net_")
+        with net.name_scope():
+            encoder = gluon.nn.Dense(3)
+            net.add(encoder, gluon.nn.Dense(2, in_units=3))
+        net.initialize(mx.init.Constant(session.rank + 1))
+        weight = encoder.weight
+        bps.broadcast_parameters(net.collect_params(), root_rank=2)
+        bps.broadcast_parameters(net.collect_params(), root_rank=0)
+        bps.broadcast_parameters(encoder.collect_params(), root_rank=0)  # a part of it
+        bps.broadcast_parameters({"tied": weight, "weight": weight}, root_rank=1)
+        already = len(session.submitted)
+        copied = copy.deepcopy(net)
+        values = [weight.data().asnumpy().ravel().tolist() for _ in net(mx.nd.ones((1, 2)))]
+        assert copied[0].weight._data is None, "a copy is initialized by its own first pass"
+        copied(mx.nd.ones((1, 2)))
+        values.append(copied[0].weight.data().asnumpy().ravel().tolist())
+        return values, [each.name for each in session.submitted[already:]]
+
+    assert run_workers(3, body) == [([[2.0] * 6] * 2, ["Parameter.weight"] * 2)] * 3
 
 
 def test_plain_objects():

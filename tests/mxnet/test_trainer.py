@@ -143,7 +143,9 @@ def test_reduced_gradients_can_be_changed_before_the_update():
     def body(session):
         net = make_net()
         trainer = bps.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
-        return train(net, trainer, make_batches(2), session, clip)
+        result = train(net, trainer, make_batches(2), session, clip)
+        assert session.steps == STEPS
+        return result
 
     net = make_net()
     whole = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, kvstore=None)

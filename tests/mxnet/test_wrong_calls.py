@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
 import numpy as np
 import pytest
 
@@ -41,6 +44,25 @@ def two_contexts():
     return made
 
 
+class ArrayOnGpu(mx.nd.NDArray):
+    """What an MXNet with CUDA would have."""
+
+    __slots__ = ()
+    ctx = property(lambda self: mx.gpu(0))
+
+
+def array_on_gpu():
+    made = mx.nd.ones(2)
+    made.__class__ = ArrayOnGpu
+    return made
+
+
+def on_gpu():
+    made = parameter()
+    made.list_ctx = lambda: [mx.gpu(0)]
+    return made
+
+
 def bfloat16():
     return mx.nd.zeros((2,), dtype=np.dtype([("bfloat16", "uint16")]))
 
@@ -70,6 +92,7 @@ WRONG = {
         UnsupportedError,
         r"is sparse \(row_sparse\), and only dense arrays",
     ),
+    "push: on a GPU": (push(array_on_gpu), UnsupportedError, "'x' is on a gpu, and only arrays on CPUs are pushed"),
     "push: negative version": (push(lambda: mx.nd.ones(2), version=-1), ValueError, "version must be a number from 0"),
     "push: version of the wrong type": (push(lambda: mx.nd.ones(2), version=1.5), TypeError, "float"),
     "push: priority of the wrong type": (push(lambda: mx.nd.ones(2), priority="high"), TypeError, "str"),
@@ -93,6 +116,16 @@ WRONG = {
         lambda: bps.broadcast_parameters({"w": two_contexts()}),
         UnsupportedError,
         r"is on cpu\(0\), cpu\(1\), and a worker process has one context",
+    ),
+    "broadcast: on a GPU": (
+        lambda: bps.broadcast_parameters({"w": on_gpu()}),
+        UnsupportedError,
+        r"parameter 'p' is on gpu\(0\), and a worker process has one context, a CPU",
+    ),
+    "broadcast: an array on a GPU": (
+        lambda: bps.broadcast_parameters({"w": array_on_gpu()}),
+        UnsupportedError,
+        "'Parameter.w' is on a gpu",
     ),
     "broadcast: no such root": (
         lambda: bps.broadcast_parameters({}, 1),
@@ -140,6 +173,12 @@ WRONG = {
         trainer(lambda: [two_contexts()]),
         UnsupportedError,
         "and a worker process has one context",
+    ),
+    "trainer: on a GPU": (trainer(lambda: [on_gpu()]), UnsupportedError, r"parameter 'p' is on gpu\(0\)"),
+    "optimizer: a gradient on a GPU": (
+        lambda: bps.DistributedOptimizer(mx.optimizer.SGD()).update(0, mx.nd.ones(2), array_on_gpu(), None),
+        UnsupportedError,
+        "'gradient_0' is on a gpu",
     ),
     "trainer: stale gradient": (
         lambda: trainer(lambda: [parameter()])().step(1),
@@ -198,6 +237,54 @@ def test_after_shutdown():
         for call in NEED_A_SESSION.values():
             with pytest.raises(NotInitializedError):
                 call()
+
+
+def refusals():
+    """What each function says in this process that needs a session, by name."""
+    found = {}
+    for name, call in NEED_A_SESSION.items():
+        try:
+            call()
+        except NotInitializedError as error:
+            found[name] = str(error)
+    return found
+
+
+class Asked:
+    """A data set that has what a worker of a DataLoader, a forked child, meets."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, _):
+        assert not bps.is_initialized()
+        found = [each for each in refusals().values() if "this process was forked from a worker" in each]
+        bps.shutdown()  # tells nobody
+        return [len(found), len(refusals())]
+
+
+@pytest.mark.timeout(60)
+def test_in_a_forked_child():
+    bps.init()
+    try:
+        (asked,) = mx.gluon.data.DataLoader(Asked(), batch_size=1, num_workers=1)
+        assert asked.asnumpy().tolist() == [[len(NEED_A_SESSION)] * 2]
+        assert bps.size() == 1
+    finally:
+        bps.shutdown()
+
+
+@pytest.mark.timeout(60)
+def test_from_two_threads():
+    bps.init()
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            together = Barrier(2)
+            for name, call in NEED_A_SESSION.items():
+                calls = [pool.submit(lambda call=call: (together.wait(30), call())) for _ in range(2)]
+                assert [each.exception() for each in calls] == [None, None], name
+    finally:
+        bps.shutdown()
 
 
 def test_the_table_has_every_public_name():

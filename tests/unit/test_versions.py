@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -114,3 +115,16 @@ def test_a_failure_anywhere_is_the_exit_status(versions: ModuleType, monkeypatch
 def test_what_failed_is_not_buried_under_what_was_skipped(versions: ModuleType) -> None:
     output = "E  left behind: this\nSKIPPED [88] a.py:1: no avx512\nERROR a.py::test - Failed\n1 passed, 1 error\n"
     assert versions.shorten(output) == "E  left behind: this\nERROR a.py::test - Failed\n1 passed, 1 error\n"
+
+
+def test_a_machine_without_a_python_for_mxnet_has_an_exit_status_of_its_own() -> None:
+    scripts = Path(__file__).resolve().parents[2] / "scripts"
+    code = (
+        f"import sys; sys.path.insert(0, {str(scripts)!r}); import mxnet_environment as made\n"
+        "made.choose = lambda found: {}\n"
+        "sys.exit(made.main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: MXNet 1.9.1 needs Python 3.10 or 3.11, and neither is in PATH or of pyenv")
+    assert f"    {done.returncode}) echo" in (scripts.parent / ".ci" / "run").read_text(encoding="utf-8")
