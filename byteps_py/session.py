@@ -268,7 +268,8 @@ def init(lazy: bool = True) -> None:
     del lazy
     global _session, _session_pid
     with _state_lock:
-        if _session is not None and _session_pid == os.getpid():
+        if _session is not None:
+            current()  # a forked child has none, and cannot have one
             return
         last_words.watch(launched=bool(environment().get("BYTEPS_LAUNCH_ID")))
         try:

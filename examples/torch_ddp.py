@@ -3,8 +3,7 @@
     bpslaunch -n 2 -s 1 -- python examples/torch_ddp.py --epochs 5 --seed 1
 
 An ordinary script for torch.distributed: what makes it one for byteps_py are the import and the name of the backend.
-An ordinary script for torch.distributed: what makes it one for byteps_py is the import, and the name of the backend.
-a JSON object; the others print nothing.
+The last line that worker 0 prints is a JSON object; the others print nothing.
 """
 
 from __future__ import annotations

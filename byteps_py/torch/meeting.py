@@ -98,7 +98,19 @@ def meet(options: Any, session: Session) -> Circle:
         found.append(worker)
         used.update(slots)
     slot = next(number for number in range(len(used) + 1) if number not in used)
-    return groups.add(slot, found, rank, session.form_group(found))
+    circle = groups.add(slot, found, rank, session.form_group(found))
+    _see_that_all_have_met(circle, until)
+    return circle
+
+
+def _see_that_all_have_met(circle: Circle, until: float) -> None:
+    """Rank 0, which has the store, must not end while others read it."""
+    seconds = max(0.0, until - time.monotonic())
+    try:
+        circle.call("the creation of a process group", "met", lambda exchange: lambda: None, seconds).wait()
+    except BaseException:
+        circle.close()
+        raise
 
 
 def _wait(session: Session, options: Any, key: str, member: int, until: float) -> str:

@@ -64,10 +64,14 @@ def create(options: Any, backend_options: object = None) -> BytePSProcessGroup:
     return BytePSProcessGroup(meet(options, session), options.timeout)
 
 
+_warned: Final[set[tuple[float, float]]] = set()
+
+
 def _warn_of_stalls(seconds: float) -> None:
     """Whoever gives a group more time than the session has for a tensor must hear which of the two counts."""
     limit = read(WorkerSettings).stall_timeout
-    if limit and seconds > limit:
+    if limit and seconds > limit and (seconds, limit) not in _warned:
+        _warned.add((seconds, limit))
         _log.warning(
             "a process group has a timeout of %g s, but a call that waits for BYTEPS_STALL_TIMEOUT=%g s ends the job: "
             "set that variable to more than %g on all workers, or to 0 for no limit",

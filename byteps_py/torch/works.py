@@ -129,12 +129,20 @@ class Work(_TorchWork):
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of :meth:`result`; waiting for it raises a RuntimeError with the text of what :meth:`wait` would."""
+        """A future of :meth:`result`; waiting for it raises a RuntimeError with the text of what :meth:`wait` would.
+
+        Raises:
+            NotInitializedError: this is a forked child of the process that made the call.
+        """
+        self._check_process()
         return self._completer.future(self.wait, self.result)
 
-    def _complete(self, until: float | None, limit: float | None) -> None:
+    def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise NotInitializedError("this process was forked from a worker, which alone can wait for this")
+
+    def _complete(self, until: float | None, limit: float | None) -> None:
+        self._check_process()
         if not self._lock.acquire(timeout=-1 if until is None else max(0.0, until - time.monotonic())):
             raise self._late(limit)
         try:

@@ -84,19 +84,22 @@ def test_the_end_of_the_interpreter_waits_once_for_all_and_not_after_an_error(mo
     go.set()
 
 
-def test_the_thread_ends_with_its_completer_and_by_close() -> None:
+def test_the_threads_end_with_their_completer_and_by_close() -> None:
     before = threads()
     completer = Completer()
     completer.future(lambda: None, lambda: None).wait()
-    (thread,) = threads() - before
+    started = threads() - before  # one, or two, by how quickly the first comes back from the callback
     completer.close()
-    assert not thread.is_alive()
+    assert started
+    assert not any(each.is_alive() for each in started)
     assert completer.future(lambda: None, lambda: 5).wait() == 5  # and there is another when it is needed
-    (thread,) = threads() - before
+    started = threads() - before
     del completer
     gc.collect()
-    thread.join(SECONDS)
-    assert not thread.is_alive()
+    assert started
+    for each in started:
+        each.join(SECONDS)
+    assert not any(each.is_alive() for each in started)
 
 
 def test_a_forked_child_has_a_thread_of_its_own() -> None:
