@@ -264,12 +264,13 @@ def init(lazy: bool = True) -> None:
     Raises:
         SettingsError: with every variable that is missing or wrong, or that does not agree with another process.
         JobRefused, JobAborted, TransportError: the job cannot be joined; the message says why.
+        NotInitializedError: this is a forked child of a worker.
     """
     del lazy
     global _session, _session_pid
     with _state_lock:
-        if _session is not None:
-            current()  # a forked child has none, and cannot have one
+        if _session is not None and (_session_pid == os.getpid() or _session.size > 1):
+            current()  # a child that was forked from a worker has none, and its job is complete
             return
         last_words.watch(launched=bool(environment().get("BYTEPS_LAUNCH_ID")))
         try:
