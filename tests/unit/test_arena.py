@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import gc
 import mmap
@@ -324,18 +325,18 @@ class TestForkedChild:
         """The parent's mapping is not there, so the system may give its addresses to something else."""
         arena = Arena()
         kept = [arena.allocate(1000)]
-        address = located(arena, kept[0]).segment.address
+        segment = located(arena, kept[0]).segment
+        library = ctypes.CDLL(None)
+        library.mmap.restype = ctypes.c_void_p
+        library.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
 
         def use() -> None:
-            others = [mmap.mmap(-1, 64 << 20) for _ in range(20)]
-            taken = [
-                each for each in others if module.address_of(each) <= address < module.address_of(each) + len(each)
-            ]
+            protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            taken = library.mmap(segment.address, segment.nbytes, protection, flags, -1, 0)
+            assert taken == segment.address, "the system gives free addresses to who wishes them"
             kept.clear()
             arena.__dict__.clear()
             gc.collect()
-            for each in others:
-                each[0] = each[-1] = 1
-            assert taken, "the addresses were not given out again"
+            ctypes.memset(taken, 1, segment.nbytes)
 
         in_child(use)
