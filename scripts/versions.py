@@ -46,7 +46,8 @@ _ASK = (
 _NOT_THERE = (
     *("network", "fault", "integration/test_addresses.py", "integration/test_running.py"),
     *("integration/test_ab.py", "integration/test_troubleshooting.py", "integration/test_waiting.py"),
-    *("integration/test_memory_bound.py", "integration/test_readme.py", "integration/test_launcher_signals.py"),
+    *("integration/test_memory_bound.py", "integration/test_readme.py", "integration/test_launcher_[os]*.py"),
+    *("integration/test_command_line.py", "integration/test_install.py", "integration/test_records.py"),
     *("integration/test_benchmarks*.py", "unit/test_benchmarks_*.py", "unit/test_kernel_benchmark.py"),
 )
 """Tests of what does not depend on Python: the system, the network, the clock, the documentation, benchmarks."""
