@@ -217,7 +217,16 @@ class Runs:
             "no:cacheprovider",
         ]
         command += ["--rootdir", str(self.tree), "-o", f"pythonpath={self._folder / 'modules'}", "-q"]
-        command += ["-m", "not slow", "-n", "4", *self._arguments, str(self.tree / "tests")]
+        command += [
+            "--hypothesis-profile",
+            "few",
+            "-m",
+            "not slow",
+            "-n",
+            "4",
+            *self._arguments,
+            str(self.tree / "tests"),
+        ]
         command += [f"--ignore-glob={self.tree / 'tests' / each}" for each in left_out]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         environ["PYTHONWARNINGS"] = "error"  # for the processes that the tests start

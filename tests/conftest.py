@@ -31,6 +31,7 @@ _WATCHED_FOLDERS = frozenset({"fault", "integration", "mxnet", "network"})
 hypothesis.settings.register_profile(
     "byteps_py", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
+hypothesis.settings.register_profile("few", hypothesis.settings.get_profile("byteps_py"), max_examples=20)
 hypothesis.settings.load_profile("byteps_py")
 
 

@@ -101,11 +101,11 @@ class TensorTable:
         first, first_rank = (entry.spec, entry.rank) if entry else (new.get(spec.name, spec), rank)
         if first == spec:
             return None
+        own = " and one group" if first.group != spec.group else ""
         text = (
             f"tensor {first.name!r} is {first.describe()} on worker {first_rank} "
             f"but {spec.describe()} on worker {rank}: "
-            "a name must have one dtype, one shape and one group on all workers; make the programs agree, or use two "
-            "names"
+            f"a name must have one dtype and one shape{own} on all workers; make the programs agree, or use two names"
         )
         return Conflict(spec.name, text)
 
