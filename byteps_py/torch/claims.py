@@ -11,7 +11,7 @@ from typing import Final, Protocol
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-__all__ = ["Owner", "claim", "release"]
+__all__ = ["Owner", "claim", "release", "release_all"]
 
 
 class Owner(Protocol):
@@ -70,6 +70,12 @@ def release(owner: Owner, parameter: torch.Tensor) -> None:
     known: _Claim | None = _claims.get(parameter)  # type: ignore[no-untyped-call]
     if known is not None and known.owner() is owner:
         del _claims[parameter]
+
+
+def release_all(owner: Owner, parameters: Iterable[torch.Tensor]) -> None:
+    """:func:`release` for each: ``owner``, which an error may keep for a while, has not come to be."""
+    for each in parameters:
+        release(owner, each)
 
 
 def _others(owner: Owner, parameters: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, _Claim]]:

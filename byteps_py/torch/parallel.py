@@ -31,7 +31,7 @@ from torch import nn
 from byteps_py import session as _session
 from byteps_py.errors import BytePSError, UnsupportedError
 from byteps_py.torch.broadcast import broadcast_pairs, broadcast_parameters
-from byteps_py.torch.claims import claim
+from byteps_py.torch.claims import claim, release_all
 from byteps_py.torch.compression import Compression, Compressor
 from byteps_py.torch.gradients import GradientExchange
 
@@ -65,7 +65,12 @@ class _BackwardExchange(GradientExchange):
         self._accumulating = threading.Lock()
         """Autograd has a thread for each device."""
         claim(self, "DistributedDataParallel", module.parameters())
-        super().__init__(self._groups(), module.named_parameters(), compression, 1, owner="a DistributedDataParallel")
+        owner = "a DistributedDataParallel"
+        try:
+            super().__init__(self._groups(), module.named_parameters(), compression, 1, owner=owner)
+        except BaseException:
+            release_all(self, module.parameters())
+            raise
         _exchanges.add(self)
 
     def _groups(self) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import weakref
 from collections import OrderedDict
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from byteps_py.errors import BytePSError
-from byteps_py.torch.claims import claim
+from byteps_py.torch.claims import claim, release_all
 from byteps_py.torch.compression import Compressor
 from byteps_py.torch.gradients import GradientExchange
 from byteps_py.torch.names import some
@@ -22,6 +23,7 @@ from byteps_py.torch.waits import ForwardWaits
 
 __all__ = ["ParameterUpdates"]
 
+_log: Final = logging.getLogger("byteps_py.worker")
 _retired: Final = weakref.WeakSet["ParameterUpdates"]()
 """Whose optimizer is gone, while updates were still to come."""
 
@@ -90,7 +92,11 @@ class ParameterUpdates(GradientExchange):
             named_parameters = model.named_parameters()
         claim(self, "CrossBarrier", parameters)
         owner = f"a CrossBarrier of class {self._own.__name__}"
-        super().__init__(optimizer.param_groups, named_parameters, compression, passes, owner=owner)
+        try:
+            super().__init__(optimizer.param_groups, named_parameters, compression, passes, owner=owner)
+        except BaseException:
+            release_all(self, parameters)
+            raise
         self._waits = ForwardWaits(model)
         self._waits.watch(self)
 
@@ -170,8 +176,9 @@ class ParameterUpdates(GradientExchange):
                 self._fail(error)
             finally:
                 self._is_updating = False
-            if self._is_retired and not self._flying:
-                self._waits.remove(self)
+                if self._is_retired and not self._flying:  # also after a failure: the model is free again
+                    _retired.discard(self)
+                    self._waits.remove(self)
 
     def settle_memory(self, tensors: Iterable[torch.Tensor]) -> None:
         """As :meth:`settle`, for all in flight that are in the memory of ``tensors``."""
@@ -212,7 +219,8 @@ class ParameterUpdates(GradientExchange):
         if begun:
             raise BytePSError(
                 f"{caller} was called while the gradients of {some(begun)} are on their way to the other workers: "
-                "call step() first"
+                "call step() first. If the backward pass was for other parameters and only went through these, keep it "
+                "from them: requires_grad_(False) on these during it, or backward(inputs=...)"
             )
         self.synchronized = False
         for slot in self._slots.values():
@@ -286,7 +294,10 @@ class ParameterUpdates(GradientExchange):
 
 def _settle_retired() -> None:
     for each in list(_retired):
-        each.settle_all()
+        try:
+            each.settle_all()
+        except BytePSError as error:  # it is lost with its optimizer; this one has no part in that
+            _log.warning("a CrossBarrier that was dropped: %s", error)
 
 
 def _options_of(group: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 
 import byteps_py.torch as bps  # noqa: E402
 from byteps_py.errors import AgreementError, BytePSError, NotInitializedError, UnsupportedError  # noqa: E402
+from byteps_py.torch import parallel as bps_parallel  # noqa: E402
 from byteps_py.torch.cross_barrier import CrossBarrier  # noqa: E402
 from tests.helpers.fake_session import run_workers  # noqa: E402
 
@@ -824,3 +825,45 @@ def test_state_that_is_restored_while_training() -> None:
         return run_workers(2, body)
 
     assert run(crossing) == run(plain)
+
+
+def test_what_failed_in_a_dropped_one_is_told_and_no_concern_of_the_next(caplog) -> None:
+    def body(session):
+        model, other = linear_chain(), linear_chain()
+        parameters = list(model.parameters())
+        optimizer = CrossBarrier(model, torch.optim.SGD(parameters, lr=0.1))
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        for each in parameters:
+            each.grad.mul_(2)
+        del optimizer
+        gc.collect()
+        again = CrossBarrier(other, torch.optim.SGD(other.parameters(), lr=0.1))
+        assert "changed while it was on its way" in caplog.text
+        other(torch.ones(1, 2)).sum().backward()
+        again.step()
+        again.synchronize()
+        return model(torch.ones(1, 2)).shape, len(model.state_dict())
+
+    assert run_workers(1, body) == [((1, 2), 3)]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda model: CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=0.1)),
+        bps_parallel.DistributedDataParallel,
+    ],
+)
+def test_what_could_not_be_made_claims_nothing(wrap) -> None:
+    def body(session):
+        model = nn.Linear(2, 2)
+        bad = nn.Linear(2, 2)
+        bad.weight = model.weight
+        bad.bias = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+        with pytest.raises(UnsupportedError, match="bias") as caught:
+            wrap(bad)
+        CrossBarrier(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        return caught.type
+
+    assert run_workers(1, body) == [UnsupportedError]
