@@ -148,8 +148,7 @@ class Engine:
         except BaseException:
             if statuses != [0]:  # else Ctrl-C came when the engine had it already
                 work.refuse()
-                self._fail(work)
-                self._forget(number)
+                self._forget(number)  # its turn is as it was: earlier pushes of the name may wait for it still
             raise
         if work.began_in == threading.get_ident():  # the NaiveEngine ran it within the call, and forgets errors
             work.raise_error()

@@ -32,18 +32,19 @@ class _Groups:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._worlds = 0
-        self._made: Counter[str] = Counter()
+        self._made: Counter[tuple[str, tuple[int, ...]]] = Counter()
         self._circles: dict[tuple[int, int], Circle] = {}
 
-    def turn(self, name: str, is_world: bool) -> str:
-        """Tells a group from those of the same name before. Default groups are made by all workers, and torch counts
-        its names from there, so that all have the same number."""
+    def turn(self, name: str, ranks: Sequence[int]) -> str:
+        """Tells a group from those of the same name before. Default groups, which have no ``ranks``, are made by all
+        workers, and torch counts its names from there; where they are another backend's, groups of the same ranks are
+        made by the same workers."""
         with self._lock:
-            if is_world:
+            if not ranks:
                 self._worlds += 1
                 self._made.clear()
-            self._made[name] += 1
-            return f"{self._worlds}.{self._made[name]}"
+            self._made[name, tuple(ranks)] += 1
+            return ".".join(map(str, (self._worlds, self._made[name, tuple(ranks)], *ranks)))
 
     def slots(self) -> set[int]:
         """Numbers in names of tensors that are in use."""
@@ -80,7 +81,7 @@ def meet(options: Any, session: Session) -> Circle:
     with _lock:
         groups = _groups.setdefault(session, _Groups())
     rank, size = options.group_rank, options.group_size
-    turn = groups.turn(options.group_id, not options.global_ranks_in_group)
+    turn = groups.turn(options.group_id, options.global_ranks_in_group)
     used = groups.slots()
     until = time.monotonic() + options.timeout.total_seconds()
     mine = " ".join(map(str, [session.rank, session.size, *sorted(used)]))
@@ -99,15 +100,16 @@ def meet(options: Any, session: Session) -> Circle:
         used.update(slots)
     slot = next(number for number in range(len(used) + 1) if number not in used)
     circle = groups.add(slot, found, rank, session.form_group(found))
-    _see_that_all_have_met(circle, until)
+    _see_that_all_have_met(circle, f"met.{options.group_id}.{turn}", until)
     return circle
 
 
-def _see_that_all_have_met(circle: Circle, until: float) -> None:
-    """Rank 0, which has the store, must not end while others read it."""
+def _see_that_all_have_met(circle: Circle, claim: str, until: float) -> None:
+    """Rank 0, which has the store, must not end while others read it. ``claim`` is that of this very group: threads
+    that make groups of the same members at once must not meet crosswise."""
     seconds = max(0.0, until - time.monotonic())
     try:
-        circle.call("the creation of a process group", "met", lambda exchange: lambda: None, seconds).wait()
+        circle.call("the creation of a process group", claim, lambda exchange: lambda: None, seconds).wait()
     except BaseException:
         circle.close()
         raise

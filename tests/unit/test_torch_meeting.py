@@ -96,7 +96,7 @@ def test_a_creation_that_failed_on_one_side_does_not_keep_others_from_meeting() 
 
 def test_members_of_other_jobs_are_named() -> None:
     store = dist.HashStore()
-    store.set("g2/worker/0.1/1", "0 1")  # the very worker that rank 0 is
+    store.set("g2/worker/0.1.0.1/1", "0 1")  # the very worker that rank 0 is
     with pytest.raises(AgreementError, match="rank 1 is worker 0 of 1, rank 0 is worker 0 of 1"):
         run_workers(1, lambda session: process_group.create(Options(store, 0, 2, [0, 1])))
 
@@ -313,3 +313,19 @@ def test_nobody_goes_before_all_have_met() -> None:
         patch.setattr(meeting, "_ask", ask)
         assert run_workers(2, body) == [2, 2]
     assert steps.index(0) > max(index for index, each in enumerate(steps) if each == "asked")
+
+
+def test_groups_of_one_name_and_other_members_where_the_default_group_is_another_backends() -> None:
+    stores = [dist.HashStore(), dist.HashStore()]
+
+    def body(session):
+        results = []
+        for store, members in zip(stores, ([0, 1], [1, 2]), strict=True):
+            if session.rank in members:
+                rank = members.index(session.rank)
+                group = process_group.create(Options(store, rank, 2, members, name="1", seconds=10))
+                results.append(from_root(group, session.rank, 1))
+                group.shutdown()
+        return results
+
+    assert run_workers(3, body) == [[[1, 1]], [[1, 1], [2, 2]], [[2, 2]]]
