@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-__all__ = ["Owner", "claim", "release", "release_all"]
+__all__ = ["Owner", "claim", "claiming", "release"]
 
 
 class Owner(Protocol):
@@ -72,10 +73,17 @@ def release(owner: Owner, parameter: torch.Tensor) -> None:
         del _claims[parameter]
 
 
-def release_all(owner: Owner, parameters: Iterable[torch.Tensor]) -> None:
-    """:func:`release` for each: ``owner``, which an error may keep for a while, has not come to be."""
-    for each in parameters:
-        release(owner, each)
+@contextlib.contextmanager
+def claiming(owner: Owner, kind: str, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
+    """:func:`claim`, and :func:`release` if what is done within it fails: then ``owner``, which an error may keep for a
+    while, has not come to be."""
+    claim(owner, kind, parameters)
+    try:
+        yield
+    except BaseException:
+        for each in parameters:
+            release(owner, each)
+        raise
 
 
 def _others(owner: Owner, parameters: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, _Claim]]:

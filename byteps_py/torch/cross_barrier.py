@@ -64,6 +64,7 @@ from byteps_py.torch import (
     size,
     synchronize,
 )
+from byteps_py.torch.optimizer import become
 from byteps_py.torch.updates import ParameterUpdates
 
 __all__ = [
@@ -256,13 +257,8 @@ def CrossBarrier(
     """
     del num_steps
     _check(model, optimizer)
-    own = type(optimizer)
     updates = ParameterUpdates(model, optimizer, named_parameters, compression, backward_passes_per_step)
-    vars(optimizer).pop("step", None)  # a scheduler's: our step() does what it would
-    vars(optimizer)["_updates"] = updates
-    optimizer.__class__ = type(
-        own.__name__, (CrossBarrierOptimizer, own), {"__doc__": own.__doc__, "__module__": own.__module__}
-    )
+    become(optimizer, CrossBarrierOptimizer, _updates=updates)
     weakref.finalize(optimizer, updates.retire).atexit = False
     return cast(CrossBarrierOptimizer, optimizer)
 

@@ -77,6 +77,8 @@ class GradientExchange:
     """Whether its parameters stay its own as long as it exists; others yield to a later one of their kind."""
     advice = "call synchronize() first, then clip, unscale or clear, then step() within skip_synchronize()"
     """To whom has changed a gradient that is on its way."""
+    ending = "step() or synchronize()"
+    """What ends an exchange that a backward pass has begun."""
 
     def __init__(
         self,
@@ -172,13 +174,17 @@ class GradientExchange:
         for slot in self._slots.values():
             slot.remaining = checked
 
-    def restart(self, caller: str) -> None:
+    def restart(self, caller: str, flying: Container[torch.Tensor] = ()) -> None:
         """Forget the backward passes counted so far; ``caller`` is named in the error.
 
+        Args:
+            flying: parameters whose gradients may be on their way.
+
         Raises:
-            BytePSError: gradients are on their way, which other workers will wait for.
+            BytePSError: others are on their way, which other workers will wait for.
         """
-        self._check_none_flies(f"{caller} was called", self._slots.values())
+        grounded = [slot for parameter, slot in self._slots.items() if parameter not in flying]
+        self._check_none_flies(f"{caller} was called", grounded)
         self._interrupted = None
         self.synchronized = False
         for slot in self._slots.values():
@@ -188,8 +194,8 @@ class GradientExchange:
         flying = [slot.label for slot in slots if slot.push is not None]
         if flying:
             raise BytePSError(
-                f"{event} while the gradients of {some(flying)} are on their way to the other workers: call step() or "
-                "synchronize() first. If the backward pass was for other parameters and only went through these, keep "
+                f"{event} while the gradients of {some(flying)} are on their way to the other workers: call "
+                f"{self.ending} first. If the backward pass was for other parameters and only went through these, keep "
                 "it from them: requires_grad_(False) on these during it, or backward(inputs=...)"
             )
 

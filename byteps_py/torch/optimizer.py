@@ -14,7 +14,7 @@ from byteps_py.errors import BytePSError, UnsupportedError
 from byteps_py.torch.compression import Compression, Compressor
 from byteps_py.torch.gradients import GradientExchange
 
-__all__ = ["DistributedOptimizer", "SynchronizedOptimizer"]
+__all__ = ["DistributedOptimizer", "SynchronizedOptimizer", "become"]
 
 
 _UNSCALING: Final = "_unscale_grads_"
@@ -231,17 +231,16 @@ def DistributedOptimizer(
     owner = f"a DistributedOptimizer of class {type(optimizer).__name__}"
     groups = optimizer.param_groups
     exchange = GradientExchange(groups, named_parameters, compression, backward_passes_per_step, arena, owner)
-    return _become(optimizer, exchange)
-
-
-def _become(optimizer: torch.optim.Optimizer, exchange: GradientExchange) -> SynchronizedOptimizer:
-    own = type(optimizer)
-    vars(optimizer).pop("step", None)  # a scheduler's: our step() does what it would
-    optimizer.__class__ = type(
-        own.__name__, (SynchronizedOptimizer, own), {"__doc__": own.__doc__, "__module__": own.__module__}
-    )
-    vars(optimizer).update(_exchange=exchange, _step_synchronizes=True, _synchronized_by_scaler=False)
+    become(optimizer, SynchronizedOptimizer, _exchange=exchange, _step_synchronizes=True, _synchronized_by_scaler=False)
     return cast(SynchronizedOptimizer, optimizer)
+
+
+def become(optimizer: torch.optim.Optimizer, gained: type[torch.optim.Optimizer], **attributes: Any) -> None:
+    """Make ``optimizer`` an instance of its own class and of ``gained``, which comes first, with ``attributes``."""
+    own = type(optimizer)
+    vars(optimizer).pop("step", None)  # a scheduler's: the step() that is gained does what it would
+    vars(optimizer).update(attributes)
+    optimizer.__class__ = type(own.__name__, (gained, own), {"__doc__": own.__doc__, "__module__": own.__module__})
 
 
 def _check(optimizer: object, nccl: bool) -> None:

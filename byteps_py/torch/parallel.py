@@ -31,7 +31,7 @@ from torch import nn
 from byteps_py import session as _session
 from byteps_py.errors import BytePSError, UnsupportedError
 from byteps_py.torch.broadcast import broadcast_pairs, broadcast_parameters
-from byteps_py.torch.claims import claim, release_all
+from byteps_py.torch.claims import claiming
 from byteps_py.torch.compression import Compression, Compressor
 from byteps_py.torch.gradients import GradientExchange
 
@@ -64,13 +64,8 @@ class _BackwardExchange(GradientExchange):
         self._one_at_a_time = threading.Lock()
         self._accumulating = threading.Lock()
         """Autograd has a thread for each device."""
-        claim(self, "DistributedDataParallel", module.parameters())
-        owner = "a DistributedDataParallel"
-        try:
-            super().__init__(self._groups(), module.named_parameters(), compression, 1, owner=owner)
-        except BaseException:
-            release_all(self, module.parameters())
-            raise
+        with claiming(self, self.kind, list(module.parameters())):
+            super().__init__(self._groups(), module.named_parameters(), compression, 1, owner=f"a {self.kind}")
         _exchanges.add(self)
 
     def _groups(self) -> list[dict[str, Any]]:

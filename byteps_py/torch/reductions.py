@@ -100,6 +100,7 @@ def _by_servers(name: str, dtype: torch.dtype) -> bool:
     return name in _SERVERS and can_be_summed(dtype.to_real() if dtype.is_complex else dtype)
 
 
+@functools.cache
 def _fold(name: str, dtype: torch.dtype) -> _Fold:
     found = (_FOLDS_OF_BOOL if dtype is torch.bool else _FOLDS).get(name)
     try:

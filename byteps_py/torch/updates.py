@@ -15,10 +15,9 @@ import torch
 from torch import nn
 
 from byteps_py.errors import BytePSError
-from byteps_py.torch.claims import claim, release_all
+from byteps_py.torch.claims import claiming
 from byteps_py.torch.compression import Compressor
 from byteps_py.torch.gradients import GradientExchange
-from byteps_py.torch.names import some
 from byteps_py.torch.waits import ForwardWaits
 
 __all__ = ["ParameterUpdates"]
@@ -62,6 +61,7 @@ class ParameterUpdates(GradientExchange):
     """
 
     kind, exclusive = "CrossBarrier", True
+    ending = "step()"
     advice = (
         "a CrossBarrier updates each parameter by itself, so what needs all gradients (clipping, GradScaler) needs a "
         "DistributedOptimizer"
@@ -90,13 +90,9 @@ class ParameterUpdates(GradientExchange):
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         if named_parameters is None and set(parameters) <= set(model.parameters()):
             named_parameters = model.named_parameters()
-        claim(self, "CrossBarrier", parameters)
         owner = f"a CrossBarrier of class {self._own.__name__}"
-        try:
+        with claiming(self, self.kind, parameters):
             super().__init__(optimizer.param_groups, named_parameters, compression, passes, owner=owner)
-        except BaseException:
-            release_all(self, parameters)
-            raise
         self._waits = ForwardWaits(model)
         self._waits.watch(self)
 
@@ -197,7 +193,7 @@ class ParameterUpdates(GradientExchange):
             BytePSError: gradients are on their way, and not by :meth:`launch`.
         """
         with self._lock:
-            self._restart(self._flying, "zero_grad()")
+            self.restart("zero_grad()", self._flying)
             for flight in self._flying.values():
                 flight.clear = set_to_none
             vars(self._part)["param_groups"] = [
@@ -213,18 +209,6 @@ class ParameterUpdates(GradientExchange):
             _retired.add(self)
         else:
             self._waits.remove(self)
-
-    def _restart(self, flying: Iterable[torch.Tensor], caller: str) -> None:
-        begun = [slot.label for each, slot in self._slots.items() if slot.push is not None and each not in flying]
-        if begun:
-            raise BytePSError(
-                f"{caller} was called while the gradients of {some(begun)} are on their way to the other workers: "
-                "call step() first. If the backward pass was for other parameters and only went through these, keep it "
-                "from them: requires_grad_(False) on these during it, or backward(inputs=...)"
-            )
-        self.synchronized = False
-        for slot in self._slots.values():
-            slot.remaining = self._passes
 
     def _complete(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Those in flight, and with them all of a group that must be updated together."""
