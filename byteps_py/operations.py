@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import operator
+import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -22,6 +24,7 @@ from byteps_py.types import DType, Operation, TensorSpec
 __all__ = [
     "AVG",
     "SUM",
+    "Numbering",
     "automatic_name",
     "broadcast",
     "declare",
@@ -277,6 +280,27 @@ def _spec(session: Session, array: npt.NDArray[Any], name: str | None, op: Opera
 def automatic_name(op: Operation, dtype: str, shape: Sequence[int]) -> str:
     """One name for all that look alike: a new name for each call would fill the tables of scheduler and servers."""
     return f"noname.{op.name.lower()}.{dtype}.{'x'.join(map(str, shape)) or 'scalar'}"
+
+
+class Numbering:
+    """Numbers what a plugin makes, in each session anew, so that equal names of two models do not clash. Any thread.
+
+    Workers that make things in the same order get the same numbers.
+    """
+
+    def __init__(self) -> None:
+        self._last: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def next(self, session: Session) -> str:
+        """Empty for the first thing of a session, then ``"2"``, ``"3"`` ...
+
+        It comes before what separates it from a name, since that may be any, as the layers of a Sequential of torch are
+        called by numbers.
+        """
+        with self._lock:
+            number = self._last[session] = self._last.get(session, 0) + 1
+        return "" if number == 1 else str(number)
 
 
 def _check_out(out: npt.NDArray[Any], array: npt.NDArray[Any]) -> None:

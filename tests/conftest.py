@@ -84,6 +84,19 @@ def signals_as_before() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A session that is a job of its own."""
+    from byteps_py import session  # late: what is loaded first, torch or our kernels, is for the tests to say
+
+    for name in list(os.environ):
+        if name.startswith(("DMLC_", "BYTEPS_")):
+            monkeypatch.delenv(name)
+    session.init()
+    yield
+    session.shutdown()
+
+
 @pytest.fixture(autouse=True)
 def log_as_before() -> Iterator[None]:
     """A test that sets up the package's log, as every role does, does so for itself alone."""

@@ -17,14 +17,16 @@ from byteps_py.errors import AgreementError, UnsupportedError
 from byteps_py.mxnet.arrays import spec_of
 from byteps_py.mxnet.engine import engine
 from byteps_py.mxnet.work import Work
+from byteps_py.operations import Numbering
 from byteps_py.roles.pending import Pending
 from byteps_py.session import Session
 from byteps_py.types import Operation, TensorSpec
 
-__all__ = ["byteps_declare_tensor", "byteps_push_pull", "next_number", "start"]
+__all__ = ["byteps_declare_tensor", "byteps_push_pull", "numbering", "start"]
 
 _declared: Final[weakref.WeakKeyDictionary[Session, dict[str, TensorSpec | None]]] = weakref.WeakKeyDictionary()
-_numbers: Final[weakref.WeakKeyDictionary[Session, int]] = weakref.WeakKeyDictionary()
+numbering: Final = Numbering()
+"""Of optimizers and trainers."""
 
 
 def byteps_declare_tensor(name: str, **kwargs: Any) -> None:
@@ -128,10 +130,3 @@ def start(
         return session.submit(known, source, memory, operation, root=root, priority=priority, step=version)
 
     return engine.push(session, known, array, begin, priority)
-
-
-def next_number(session: Session) -> str:
-    """Empty for the first optimizer or trainer of a session, then ``"2"``, ``"3"`` ...: what follows in a name does
-    not clash.  Workers that make them in the same order get the same."""
-    number = _numbers[session] = _numbers.get(session, 0) + 1
-    return "" if number == 1 else str(number)

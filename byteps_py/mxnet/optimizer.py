@@ -9,7 +9,7 @@ import mxnet as mx
 
 from byteps_py import session as _session
 from byteps_py.errors import UnsupportedError
-from byteps_py.mxnet.ops import next_number, start
+from byteps_py.mxnet.ops import numbering, start
 from byteps_py.types import Operation
 
 __all__ = ["DistributedOptimizer"]
@@ -45,7 +45,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
                 f"not a {type(optimizer).__qualname__}"
             )
         object.__setattr__(self, "wrapped", optimizer)
-        object.__setattr__(self, "_number", next_number(_session.current()))
+        object.__setattr__(self, "_number", numbering.next(_session.current()))
         object.__setattr__(self, "_seen", set())
 
     def __getattribute__(self, name: str) -> Any:

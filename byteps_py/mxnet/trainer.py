@@ -21,7 +21,7 @@ from byteps_py.errors import UnsupportedError
 from byteps_py.mxnet.broadcast import check_contexts
 from byteps_py.mxnet.compression import Compression, Compressor
 from byteps_py.mxnet.engine import engine
-from byteps_py.mxnet.ops import next_number, start
+from byteps_py.mxnet.ops import numbering, start
 from byteps_py.mxnet.optimizer import DistributedOptimizer
 from byteps_py.mxnet.work import Work
 from byteps_py.objects import check_root
@@ -72,7 +72,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
             _check_dense(each)
             check_contexts(each)
         self._root = root_rank
-        self._number = next_number(session)
+        self._number = numbering.next(session)
         self._stale: list[tuple[Any, Work]] = []
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:

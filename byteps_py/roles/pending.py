@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,10 @@ import numpy.typing as npt
 from byteps_py.errors import NotInitializedError
 from byteps_py.types import TensorSpec
 
-__all__ = ["Driver", "Pending", "Signal"]
+__all__ = ["Driver", "Pending", "Signal", "Sleeper", "is_done_by"]
+
+_LOOK_SECONDS: Final = 1.0
+"""A sleeping thread looks so often whether what it waits for was held back, to travel with more."""
 
 
 class Signal:
@@ -167,3 +171,23 @@ class Pending:
         if not self._done:
             self._error = error
             self.complete(self.absent)
+
+
+class Sleeper(Protocol):
+    """What :func:`is_done_by` needs of :class:`Pending`."""
+
+    def done(self) -> bool:
+        """Whether it is over, or has failed."""
+
+    def sleep(self, seconds: float | None = None) -> None:
+        """Block until it is done, ``seconds`` at most."""
+
+
+def is_done_by(pending: Sleeper, until: float | None) -> bool:
+    """Sleep until ``pending`` is done, or until ``until`` (monotonic seconds; None: no limit); whether it is done."""
+    while not pending.done():
+        left = _LOOK_SECONDS if until is None else until - time.monotonic()
+        if left <= 0:
+            return False
+        pending.sleep(min(left, _LOOK_SECONDS))
+    return True

@@ -24,8 +24,10 @@ from byteps_py.torch.tensors import (
     check_dense,
     check_writable,
     copy_back,
+    dtype_name,
     spec_of,
     stage,
+    to_device,
 )
 from byteps_py.types import DType, Operation, TensorSpec
 
@@ -226,7 +228,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     pairs = []
     for tensor in apart.large:
         # The name fixes dtype and shape, so that optimizers that come one after the other do not contradict.
-        kind = f"{prefix}{str(tensor.dtype).removeprefix('torch.')}.{'x'.join(map(str, tensor.shape))}"
+        kind = f"{prefix}{dtype_name(tensor.dtype)}.{'x'.join(map(str, tensor.shape))}"
         pairs.append((f"{kind}.{seen[kind]}", tensor))
         seen[kind] += 1
     broadcast_pairs(pairs, root_rank)
@@ -255,7 +257,7 @@ def _describe_groups(optimizer: torch.optim.Optimizer) -> list[str]:
         lines.append(f"group {number} of {len(group['params'])} parameters")
         for place, parameter in enumerate(group["params"]):
             shape = None if is_lazy(parameter) else tuple(parameter.shape)
-            kind = str(parameter.dtype).removeprefix("torch.")
+            kind = dtype_name(parameter.dtype)
             lines.append(f"parameter {place} of group {number} ({kind}, shape {shape})")
     return lines
 
@@ -265,7 +267,7 @@ def _restore(optimizer: torch.optim.Optimizer, received: dict[str, Any]) -> None
     for group, options in zip(optimizer.param_groups, received["groups"], strict=True):
         for key, value in options.items():  # such as a learning rate on a GPU
             mine = group.get(key)
-            group[key] = _move(value, mine.device) if isinstance(mine, torch.Tensor) else value
+            group[key] = to_device(value, mine.device) if isinstance(mine, torch.Tensor) else value
     parameters = _parameters(optimizer)
     state: dict[Any, Any] = optimizer.state
     state.clear()
@@ -274,16 +276,6 @@ def _restore(optimizer: torch.optim.Optimizer, received: dict[str, Any]) -> None
         parameter, group = parameters[index]
         on_device = group.get("capturable") or group.get("fused")
         state[parameter] = {
-            key: value if key == "step" and not on_device else _move(value, parameter.device)
+            key: value if key == "step" and not on_device else to_device(value, parameter.device)
             for key, value in entry.items()
         }
-
-
-def _move(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, list | tuple):
-        return type(value)(_move(each, device) for each in value)
-    if isinstance(value, dict):
-        return type(value)((key, _move(each, device)) for key, each in value.items())
-    return value

@@ -19,7 +19,7 @@ from byteps_py import session as _session
 from byteps_py.session import Session
 from byteps_py.torch.compression import Compression, Compressor
 from byteps_py.torch.futures import Completer
-from byteps_py.torch.tensors import as_array, copy_back, spec_of, stage
+from byteps_py.torch.tensors import as_array, copy_back, dtype_name, spec_of, stage
 from byteps_py.types import Operation, TensorSpec
 
 __all__ = ["CommHookState", "comm_hook"]
@@ -109,7 +109,7 @@ def comm_hook(state: CommHookState | None, bucket: Any) -> torch.futures.Future[
     buffer: torch.Tensor = bucket.buffer()
     travels = chosen.compression.wire_dtype(buffer.dtype)
     staged = stage(buffer, travels)
-    name = f"DDP.{chosen.name}.{bucket.index()}.{str(travels).removeprefix('torch.')}.{buffer.numel()}"
+    name = f"DDP.{chosen.name}.{bucket.index()}.{dtype_name(travels)}.{buffer.numel()}"
     spec = spec_of(name, buffer, travels)
     if chosen.group:
         spec = TensorSpec(f"{name}.of.{chosen.group}", spec.dtype, spec.shape, chosen.group)

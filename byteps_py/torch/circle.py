@@ -27,6 +27,7 @@ import torch
 
 from byteps_py import session as _session
 from byteps_py.errors import AgreementError, BytePSError, NotInitializedError
+from byteps_py.roles.pending import is_done_by
 from byteps_py.session import Session
 from byteps_py.torch.futures import Completer
 from byteps_py.torch.tensors import as_array, as_bytes
@@ -322,13 +323,11 @@ class _RollCall:
     def difference(self) -> AgreementError:
         """What the others call; waits for that for a moment."""
         assert self._words is not None
-        until = time.monotonic() + _WORDS_SECONDS
-        while not self._words.done() and time.monotonic() < until:
-            self._words.sleep(0.1)
+        are_there = is_done_by(self._words, time.monotonic() + _WORDS_SECONDS)
         mine = self._circle.rank
         other = int(np.flatnonzero(self._row != self._row[mine])[0])
         theirs = "something else"
-        if self._words.done():
+        if are_there:
             self._words.wait()
             theirs = self._texts[other].tobytes().rstrip(b"\0").decode(errors="replace")
         sides = sorted([(mine, self._what), (other, theirs)])

@@ -22,7 +22,7 @@ import torch
 from byteps_py.errors import AgreementError, UnsupportedError
 from byteps_py.torch import reductions
 from byteps_py.torch.circle import Circle, Exchange
-from byteps_py.torch.tensors import check_dense, check_writable, copy_back, stage
+from byteps_py.torch.tensors import check_dense, check_writable, copy_back, dtype_name, stage
 from byteps_py.torch.works import Work
 from byteps_py.types import DType, Operation
 
@@ -146,7 +146,7 @@ def reduce_scatter(circle: Circle, outputs: Tensors, input_lists: Sequence[Tenso
     inputs = _flatten(input_lists)
     what = f"reduce_scatter({op}) of {_describe(inputs)}"
     _check_lists(circle, what, input_lists, outputs)
-    _stage(what, outputs, written=True)
+    _check(what, outputs, written=True)
     for each in outputs:
         reductions.check(op, each.dtype)
     whole = [torch.cat([each.reshape(-1) for each in _stage(what, parts)]) for parts in input_lists]
@@ -195,7 +195,7 @@ def all_to_all(circle: Circle, outputs: Tensors, inputs: Tensors, seconds: Secon
         parts = [block[first:][: each.numel()] for block, first, each in zip(blocks, firsts, receiving, strict=True)]
         return lambda: _deliver(parts, outputs)
 
-    look = _dtype(inputs[0]), "+".join(str(block.numel()) for block in blocks)
+    look = dtype_name(inputs[0].dtype), "+".join(str(block.numel()) for block in blocks)
     return circle.call(what, f"all_to_all.{'.'.join(look)}", begin, seconds, outputs)
 
 
@@ -214,7 +214,7 @@ def _exchange_sizes(circle: Circle, inputs: Tensors, outputs: Tensors, seconds: 
         return lambda: None
 
     circle.call(
-        f"all_to_all of {_describe(inputs)} (its sizes)", f"all_to_all.{_dtype(inputs[0])}", begin, seconds
+        f"all_to_all of {_describe(inputs)} (its sizes)", f"all_to_all.{dtype_name(inputs[0].dtype)}", begin, seconds
     ).wait()
     for sender, receiver in itertools.product(range(circle.size), repeat=2):
         sent, expected = table[:, sender, receiver].tolist()
@@ -254,6 +254,11 @@ def _gather(exchange: Exchange, parts: Tensors, mine: torch.Tensor) -> None:
 
 
 def _stage(what: str, tensors: Tensors, *, written: bool = False) -> list[torch.Tensor]:
+    _check(what, tensors, written=written)
+    return [stage(each) for each in tensors]
+
+
+def _check(what: str, tensors: Tensors, *, written: bool) -> None:
     """``written``: results will be written into the tensors."""
     for each in tensors:
         check_dense(each, what)
@@ -264,7 +269,6 @@ def _stage(what: str, tensors: Tensors, *, written: bool = False) -> list[torch.
                 f"{what} on {each.device}: the backend byteps takes tensors on the CPU: call tensor.cpu() first; "
                 "gradients of GPUs go by bps.comm_hook, or bps.DistributedOptimizer"
             )
-    return [stage(each) for each in tensors]
 
 
 def _deliver(results: Tensors, tensors: Tensors) -> None:
@@ -302,13 +306,9 @@ def _flatten(lists: Sequence[Tensors]) -> list[torch.Tensor]:
     return [each for parts in lists for each in parts]
 
 
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
 def _describe(tensors: Tensors) -> str:
     """For messages: ``float32 (3, 4)``."""
-    words = [f"{_dtype(each)} {tuple(each.shape)}" for each in tensors]
+    words = [f"{dtype_name(each.dtype)} {tuple(each.shape)}" for each in tensors]
     if len(words) > 1 and len(set(words)) == 1:
         return f"{len(words)} x {words[0]}"
     return " + ".join(words)
@@ -316,4 +316,4 @@ def _describe(tensors: Tensors) -> str:
 
 def _look(tensors: Tensors) -> str:
     """What must be the same on all members: dtypes and numbers of elements."""
-    return "+".join(f"{_dtype(each)}.{each.numel()}" for each in tensors)
+    return "+".join(f"{dtype_name(each.dtype)}.{each.numel()}" for each in tensors)

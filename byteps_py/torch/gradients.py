@@ -32,12 +32,13 @@ import torch
 
 from byteps_py import session as _session
 from byteps_py.errors import BytePSError
+from byteps_py.operations import Numbering
 from byteps_py.torch import homes
 from byteps_py.torch.agreement import Agreement
 from byteps_py.torch.claims import claim, release
 from byteps_py.torch.compression import Compressor
 from byteps_py.torch.homes import Home
-from byteps_py.torch.names import check_names, fill_names, next_number, some
+from byteps_py.torch.names import check_names, fill_names, some
 from byteps_py.torch.slots import Push, Slot, attempt, check_gradient, check_untouched, hook_of, is_touched, wait
 from byteps_py.torch.staging import Staging
 from byteps_py.torch.tensors import as_array, check_dense, copy_back, stage, to_tensor, wire_tag
@@ -52,6 +53,7 @@ GATHERED_BYTES: Final = 1 << 22
 """So many are worth a push while a backward pass is running."""
 
 _staging: Final = Staging()
+_numbering: Final = Numbering()
 
 
 class GradientExchange:
@@ -104,7 +106,7 @@ class GradientExchange:
         self._gathered: list[Slot] = []
         self._gathered_bytes = 0
         session = _session.current()
-        number = self.number = next_number(session)
+        number = self.number = _numbering.next(session)
         self._prefix = f"Gradient{number}."
         self._loss = TensorSpec(f"Loss{number}", DType.FLOAT64, (1,))
         self._register(session, groups)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import threading
-import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-from byteps_py import session as _session
-
-__all__ = ["check_names", "fill_names", "next_number", "some"]
+__all__ = ["check_names", "fill_names", "some"]
 
 
 def check_names(
@@ -74,18 +70,3 @@ def some(labels: Sequence[str]) -> str:
     """The first few of them, for a message."""
     shown = ", ".join(labels[:5])
     return shown if len(labels) <= 5 else f"{shown} and {len(labels) - 5} more"
-
-
-_optimizers: Final[weakref.WeakKeyDictionary[_session.Session, int]] = weakref.WeakKeyDictionary()
-_lock: Final = threading.Lock()
-
-
-def next_number(session: _session.Session) -> str:
-    """Empty for the first optimizer of a session, then ``"2"``, ``"3"`` ...: equal names of two models do not clash.
-
-    It comes before the dot, since what follows may be any name: the layers of a Sequential are called by numbers.
-    Workers that make their optimizers in the same order get the same.
-    """
-    with _lock:
-        number = _optimizers[session] = _optimizers.get(session, 0) + 1
-    return "" if number == 1 else str(number)

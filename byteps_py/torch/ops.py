@@ -34,6 +34,7 @@ from byteps_py.torch.tensors import (
     check_dense,
     check_writable,
     copy_back,
+    dtype_name,
     spec_of,
     stage,
     to_tensor,
@@ -156,7 +157,7 @@ def _start(tensor: torch.Tensor, inplace: bool, average: bool, name: str | None,
 
 
 def _automatic_name(tensor: torch.Tensor, operation: Operation) -> str:
-    return automatic_name(operation, str(tensor.dtype).removeprefix("torch."), tensor.shape)
+    return automatic_name(operation, dtype_name(tensor.dtype), tensor.shape)
 
 
 def poll(handle: int) -> bool:

@@ -34,6 +34,7 @@ from byteps_py.torch.broadcast import broadcast_pairs, broadcast_parameters
 from byteps_py.torch.claims import claiming
 from byteps_py.torch.compression import Compression, Compressor
 from byteps_py.torch.gradients import GradientExchange
+from byteps_py.torch.tensors import to_device
 
 __all__ = ["DistributedDataParallel"]
 
@@ -215,7 +216,7 @@ class DistributedDataParallel(nn.Module):
         if self.training and exchange.enabled and self.broadcast_buffers and not exchange.awaited:
             self._broadcast_buffers()
         if self._device is not None:
-            inputs, keywords = _move(inputs, self._device), _move(keywords, self._device)
+            inputs, keywords = (to_device(each, self._device, non_blocking=True) for each in (inputs, keywords))
         output = self.module(*inputs, **keywords)
         if torch.is_grad_enabled() and exchange.enabled:
             exchange.expect(output, self.training)
@@ -300,16 +301,3 @@ def _tensors(output: object) -> Iterator[torch.Tensor]:
     elif dataclasses.is_dataclass(output) and not isinstance(output, type):
         for field in dataclasses.fields(output):
             yield from _tensors(getattr(output, field.name))
-
-
-def _move(value: Any, device: torch.device) -> Any:
-    """``value`` with the tensors in it on ``device``."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*[_move(each, device) for each in value])
-    if isinstance(value, list | tuple):
-        return type(value)([_move(each, device) for each in value])
-    if isinstance(value, dict):
-        return {key: _move(each, device) for key, each in value.items()}
-    return value

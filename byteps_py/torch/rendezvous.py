@@ -22,6 +22,7 @@ from byteps_py import session as _session
 from byteps_py.errors import AgreementError, TransportError, TransportTimeout
 from byteps_py.known_names import foreign_launch
 from byteps_py.roles.address import own_address
+from byteps_py.roles.pending import is_done_by
 from byteps_py.settings import WorkerSettings, environment, read
 from byteps_py.types import DType, Operation, TensorSpec
 
@@ -36,7 +37,6 @@ _DEFAULT_TIMEOUT: Final = datetime.timedelta(minutes=30)
 _RANKS: Final = ("RANK", "WORLD_SIZE")
 _PLACE: Final = ("MASTER_ADDR", "MASTER_PORT")
 _PLACE_BYTES: Final = 512
-_LOOK_SECONDS: Final = 1.0
 _told: Final[dict[str, str]] = {}
 """The variables that this process has set itself."""
 
@@ -152,10 +152,7 @@ class _Meeting:
             BytePSError: the job has ended.
         """
         seconds = timeout.total_seconds()
-        until = time.monotonic() + seconds
-        while not self._pending.done() and (left := until - time.monotonic()) > 0:
-            self._pending.sleep(min(left, _LOOK_SECONDS))
-        if not self._pending.done():
+        if not is_done_by(self._pending, time.monotonic() + seconds):
             session = self._session()
             if session is not None:
                 self._late[session] = self

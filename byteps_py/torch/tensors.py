@@ -23,8 +23,10 @@ __all__ = [
     "check_dense",
     "check_writable",
     "copy_back",
+    "dtype_name",
     "spec_of",
     "stage",
+    "to_device",
     "to_tensor",
     "wire_tag",
 ]
@@ -41,6 +43,11 @@ _TAGS: Final[dict[torch.dtype, DType]] = {
 }
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """``"float32"`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
 def can_be_summed(dtype: torch.dtype) -> bool:
     """Whether tensors of ``dtype`` can be pushed."""
     return dtype in _TAGS
@@ -54,7 +61,7 @@ def wire_tag(dtype: torch.dtype, what: str) -> DType:
     """
     tag = _TAGS.get(dtype)
     if tag is None:
-        known = ", ".join(str(each).removeprefix("torch.") for each in _TAGS)
+        known = ", ".join(map(dtype_name, _TAGS))
         raise UnsupportedError(
             f"{what} has dtype {dtype}, which cannot be pushed; supported are {known}: convert it first"
         )
@@ -140,3 +147,15 @@ def spec_of(name: str, tensor: torch.Tensor, dtype: torch.dtype | None = None) -
     what = f"tensor {name!r}"
     check_dense(tensor, what)
     return TensorSpec(name, wire_tag(dtype or tensor.dtype, what), tuple(tensor.shape))
+
+
+def to_device(value: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
+    """``value`` with the tensors in it, within tuples, lists and dicts, on ``device``; ``non_blocking`` as in torch."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=non_blocking)
+    if isinstance(value, list | tuple):
+        moved = [to_device(each, device, non_blocking=non_blocking) for each in value]
+        return type(value)(*moved) if hasattr(value, "_fields") else type(value)(moved)  # a named tuple, or not
+    if isinstance(value, dict):
+        return {key: to_device(each, device, non_blocking=non_blocking) for key, each in value.items()}
+    return value

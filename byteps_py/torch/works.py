@@ -11,28 +11,20 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.distributed.distributed_c10d import Work as _TorchWork
 
 from byteps_py.errors import NotInitializedError, TransportTimeout
+from byteps_py.roles.pending import Sleeper, is_done_by
 from byteps_py.torch.futures import Completer
 
 __all__ = ["Waitable", "Work"]
 
-_LOOK_SECONDS: Final = 1.0
-"""A sleeping thread looks so often whether what it waits for was held back, to travel with more."""
 
-
-class Waitable(Protocol):
+class Waitable(Sleeper, Protocol):
     """What a work needs of :class:`byteps_py.roles.pending.Pending`."""
-
-    def done(self) -> bool:
-        """Whether :meth:`wait` would return or raise at once."""
-
-    def sleep(self, seconds: float | None = None) -> None:
-        """Block until it is done, ``seconds`` at most."""
 
     def wait(self) -> Any:
         """Block until it is done; raises why it failed."""
@@ -156,11 +148,8 @@ class Work(_TorchWork):
 
     def _wait_for_all(self, until: float | None, limit: float | None) -> None:
         for each in self._waiting:
-            while not each.done():
-                left = _LOOK_SECONDS if until is None else until - time.monotonic()
-                if left <= 0:
-                    raise self._late(limit)
-                each.sleep(min(left, _LOOK_SECONDS))
+            if not is_done_by(each, until):
+                raise self._late(limit)
 
     def _settle(self) -> None:
         """All operations are done, or have failed."""

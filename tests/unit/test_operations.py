@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import ml_dtypes
 import numpy as np
@@ -13,18 +11,9 @@ import pytest
 
 import byteps_py as bps
 from byteps_py.errors import AgreementError, NotInitializedError, SettingsError, TransportError, UnsupportedError
+from byteps_py.operations import Numbering
 from byteps_py.session import current
 from byteps_py.types import DType, TensorSpec
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in list(os.environ):
-        if name.startswith(("DMLC_", "BYTEPS_")):
-            monkeypatch.delenv(name)
-    bps.init()
-    yield
-    bps.shutdown()
 
 
 def test_before_init_everything_says_so() -> None:
@@ -212,3 +201,12 @@ def test_one_worker_that_is_not_forced_is_alone(monkeypatch: pytest.MonkeyPatch)
 
 def test_dtype_tags_of_numpy() -> None:
     assert DType.from_numpy(np.float64) is DType.FLOAT64
+
+
+def test_what_a_session_makes_is_numbered_and_each_session_begins_anew(alone: None) -> None:
+    ours, others = Numbering(), Numbering()
+    assert [ours.next(current()) for _ in range(3)] == ["", "2", "3"]
+    assert others.next(current()) == ""
+    bps.shutdown()
+    bps.init()
+    assert ours.next(current()) == ""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
 
 from byteps_py.errors import JobAborted
-from byteps_py.roles.pending import Pending, Signal
+from byteps_py.roles.pending import Pending, Signal, is_done_by
 from byteps_py.types import DType, TensorSpec
 
 SPEC = TensorSpec("w", DType.BFLOAT16, (2, 3))
@@ -100,3 +101,12 @@ def test_a_callback_and_the_end_that_cross_are_one_call() -> None:
         pending.call_when_done(lambda calls=calls: calls.append(1))
         thread.join(10)
         assert calls == [1]
+
+
+def test_until_when_somebody_sleeps() -> None:
+    pending = Pending(TensorSpec("t", DType.FLOAT32, (1,)), None)
+    assert not is_done_by(pending, time.monotonic())
+    assert not is_done_by(pending, time.monotonic() + 0.01)
+    threading.Timer(0.05, pending.complete, [False]).start()
+    assert is_done_by(pending, None)
+    assert is_done_by(pending, time.monotonic() - 1)

@@ -17,6 +17,7 @@ import byteps_py.torch as bps  # noqa: E402
 from byteps_py.errors import AgreementError, BytePSError, UnsupportedError  # noqa: E402
 from byteps_py.torch import gradients, homes  # noqa: E402
 from tests.helpers.fake_session import run_workers  # noqa: E402
+from tests.helpers.torch_branches import Branches  # noqa: E402
 
 nn = torch.nn
 STEPS, BATCH = 4, 6
@@ -155,17 +156,6 @@ def test_a_closure_may_return_a_number_or_nothing(value, expected) -> None:
         return optimizer.step(closure), parameter.tolist()
 
     assert run_workers(2, body) == [(expected, [0.5, 0.5])] * 2
-
-
-class Branches(nn.Module):
-    """Each call takes one way or several; the others get no gradient."""
-
-    def __init__(self):
-        super().__init__()
-        self.ways = nn.ParameterList([torch.full((2,), float(way + 1)) for way in range(4)])
-
-    def forward(self, taken):
-        return sum((self.ways[way] ** 2).sum() * (way + 1) for way in taken)
 
 
 def test_branches_taken_at_random_never_mix_steps() -> None:

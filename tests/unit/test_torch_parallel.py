@@ -19,6 +19,7 @@ from byteps_py.errors import AgreementError, BytePSError, NotInitializedError, U
 from byteps_py.torch.cross_barrier import CrossBarrier  # noqa: E402
 from byteps_py.torch.parallel import DistributedDataParallel as DDP  # noqa: E402
 from tests.helpers.fake_session import run_workers  # noqa: E402
+from tests.helpers.torch_branches import Branches  # noqa: E402
 
 nn = torch.nn
 BATCH = 6
@@ -81,15 +82,6 @@ def test_plain_optimizers_train_as_one_process_on_all_batches(size) -> None:
         for ours, first, reference in zip(parameters, results[0], alone.parameters(), strict=True):
             assert torch.equal(ours, first)
             torch.testing.assert_close(ours, reference, rtol=2e-5, atol=1e-6)
-
-
-class Branches(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.ways = nn.ParameterList([torch.full((2,), float(way + 1)) for way in range(4)])
-
-    def forward(self, taken):
-        return sum((self.ways[way] ** 2).sum() * (way + 1) for way in taken)
 
 
 def test_branches_taken_at_random_are_averaged_when_backward_returns() -> None:

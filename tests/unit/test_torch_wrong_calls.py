@@ -6,9 +6,8 @@ A row says how the name is called with a tensor, and what it minds.  Each situat
 from __future__ import annotations
 
 import operator
-import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,17 +131,6 @@ def good() -> Any:
 
 def rows(mind: Callable[[Row], bool]) -> list[Any]:
     return [pytest.param(row, id=name) for name, row in TABLE.items() if mind(row)]
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A session that is a job of its own."""
-    for name in list(os.environ):
-        if name.startswith(("DMLC_", "BYTEPS_")):
-            monkeypatch.delenv(name)
-    bps.init()
-    yield
-    bps.shutdown()
 
 
 def test_every_public_name_has_a_row() -> None:
