@@ -1,6 +1,6 @@
 """The TCP goodput of a link: as many bytes as pass in some seconds, both ways at the same time.
 
-    python -m benchmarks.goodput ADDRESS PORT SECONDS    # one side listens (ADDRESS is its own), with --listen
+python -m benchmarks.goodput ADDRESS PORT SECONDS    # one side listens (ADDRESS is its own), with --listen
 """
 
 from __future__ import annotations

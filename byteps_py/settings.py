@@ -169,11 +169,12 @@ class WorkerSettings(TrafficSettings, JobSettings):
     launch_id: str = variable(
         "BYTEPS_LAUNCH_ID", text("a text"), "set by bpslaunch: equal for the processes it started together", ""
     )
-    partition_bytes: int = variable(
+    partition_bytes: int | None = variable(
         "BYTEPS_PARTITION_BYTES",
         integer(64, MAX_PARTITION_BYTES),
         "largest piece of a tensor that travels in one message; must be equal on all workers",
-        4194304,
+        None,
+        "by the size of the model, the speed of links and the number of processes; 4194304 on one machine",
     )
     credit: int = variable(
         "BYTEPS_SCHEDULING_CREDIT",

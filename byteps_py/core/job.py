@@ -7,7 +7,8 @@ from byteps_py.core.barriers import Arrival, Barriers
 from byteps_py.core.departures import Departures
 from byteps_py.core.groups import Groups
 from byteps_py.core.liveness import Reminder
-from byteps_py.core.roster import Seating, listed
+from byteps_py.core.roster import listed
+from byteps_py.core.seating import Seating
 from byteps_py.core.tensor_table import TensorTable
 from byteps_py.wire.control import (
     BarrierDone,
@@ -37,7 +38,7 @@ class Job:
         left: the workers that have said goodbye, by peer.
     """
 
-    def __init__(self, seating: Seating, partition_bytes: int, nonce: int) -> None:
+    def __init__(self, seating: Seating, partition_bytes: int | None, nonce: int) -> None:
         self.seating = seating
         self.names = {peer: seating.servers[rank].describe() for peer, rank in seating.server_ranks.items()}
         self.names |= {peer: seating.participants[rank].describe() for peer, rank in seating.worker_ranks.items()}
@@ -45,7 +46,9 @@ class Job:
         self._departures = Departures()
         self._nonce = nonce
         self._workers = list(seating.worker_ranks)
-        self._tensors = TensorTable(len(seating.servers), partition_bytes)
+        self._tensors = TensorTable(
+            len(seating.servers), partition_bytes, weights=seating.weights, workers=seating.senders
+        )
         self._groups = Groups(len(seating.participants), list(seating.server_ranks))
         self._announced: set[str] = set()
         self._barriers = Barriers(len(seating.participants))
@@ -67,7 +70,7 @@ class Job:
 
         Conflicts go out before the answer, so that a worker knows the reason for whatever the answer lacks.
         """
-        placements, conflicts = self._tensors.declare(self.seating.worker_ranks[peer], message.tensors)
+        placements, conflicts = self._tensors.declare(self.seating.worker_ranks[peer], message.tensors, message.link)
         actions: list[Action] = []
         for conflict in conflicts:
             is_new = conflict.name not in self._announced
@@ -75,7 +78,7 @@ class Job:
                 self._announced.add(conflict.name)
                 actions.append(Log("error", conflict.text))
             actions += self._to_workers(conflict) if is_new else [Send(peer, conflict)]
-        return [*actions, Send(peer, Declared(message.request, placements))]
+        return [*actions, Send(peer, Declared(message.request, placements, self._tensors.partition_bytes))]
 
     def group(self, peer: bytes, message: FormGroup | GroupKnown) -> list[Action]:
         """A worker asks for a group of workers, or a server confirms one."""

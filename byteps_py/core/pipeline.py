@@ -41,6 +41,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from byteps_py.core.window import Window
 from byteps_py.types import Partition
 
 __all__ = ["Completed", "Failed", "Outstanding", "Pipeline", "Start"]
@@ -129,21 +130,21 @@ class Pipeline:
 
     Args:
         num_servers: number of servers; partitions name them from 0.
-        window_bytes: bytes that may be on the way to one server without being accepted.  Room for as many partitions
-            as there are servers keeps all servers busy when all workers push in the same order.
+        window: of each server.  Room for as many partitions as there are servers keeps all servers busy when all
+            workers push in the same order.
         first_server: the server that is served first; different workers should start at different ones.
 
     Raises:
         ValueError: an argument is out of range.
     """
 
-    def __init__(self, num_servers: int, window_bytes: int, first_server: int) -> None:
-        if num_servers < 1 or window_bytes < 0 or not 0 <= first_server < num_servers:
+    def __init__(self, num_servers: int, window: Window, first_server: int) -> None:
+        if num_servers < 1 or window.nbytes < 0 or not 0 <= first_server < num_servers:
             raise ValueError(
                 f"a pipeline needs at least one server (not {num_servers}), a window of at least 0 bytes (not "
-                f"{window_bytes}) and a first server from 0 to {num_servers - 1} (not {first_server})"
+                f"{window.nbytes}) and a first server from 0 to {num_servers - 1} (not {first_server})"
             )
-        self._window_bytes = window_bytes
+        self._window = window
         self._servers = [(first_server + index) % num_servers for index in range(num_servers)]
         self._queues: list[list[tuple[int, int, int, _Operation]]] = [[] for _ in range(num_servers)]
         self._in_flight = [0] * num_servers
@@ -363,7 +364,7 @@ class Pipeline:
         partition = operation.partitions[index]
         nbytes = partition.count * operation.itemsize
         in_flight = self._in_flight[server]
-        if nbytes and in_flight and in_flight + nbytes > self._window_bytes:
+        if nbytes and in_flight and in_flight + nbytes > self._window.nbytes:
             return False
         heapq.heappop(queue)
         operation.unsent -= 1

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, TypeAlias
 
+from byteps_py.core.seating import Seating, server_weights
 from byteps_py.types import Participant, Role, ServerInfo
 from byteps_py.wire.control import ProcessInfo, Register
 
@@ -28,7 +29,6 @@ __all__ = [
     "Place",
     "Problem",
     "Roster",
-    "Seating",
     "any_of",
     "is_same_process",
     "listed",
@@ -102,16 +102,6 @@ class Problem:
 
     text: str
     for_all: bool = False
-
-
-@dataclass(frozen=True)
-class Seating:
-    """Everybody in the complete job; the ranks are by peer, in order of rank."""
-
-    participants: tuple[Participant, ...]
-    servers: tuple[ServerInfo, ...]
-    worker_ranks: dict[bytes, int]
-    server_ranks: dict[bytes, int]
 
 
 Node: TypeAlias = dict[int, Member]
@@ -198,9 +188,9 @@ class Roster:
             del self._nodes[key]
 
     @property
-    def partition_bytes(self) -> int:
-        """What all workers agreed on; 0 before the first one."""
-        return max((member.register.partition_bytes for member in self), default=0)
+    def partition_bytes(self) -> int | None:
+        """What all workers agreed on; None: it is to be chosen."""
+        return max((member.register.partition_bytes for member in self), default=0) or None
 
     @property
     def is_complete(self) -> bool:
@@ -217,11 +207,14 @@ class Roster:
         nodes = sorted(self._nodes.values(), key=_node_order)
         workers = [(index, node[local_rank]) for index, node in enumerate(nodes) for local_rank in sorted(node)]
         servers = sorted(self._servers.values(), key=_server_order)
+        senders = [(any_of(node).process.host_id, _senders(node)) for node in nodes]
         return Seating(
             tuple(_participant(rank, node, member) for rank, (node, member) in enumerate(workers)),
             tuple(_server_info(rank, member) for rank, member in enumerate(servers)),
             {member.peer: rank for rank, (_, member) in enumerate(workers)},
             {member.peer: rank for rank, member in enumerate(servers)},
+            server_weights(senders, [each.process.host_id for each in servers]) if servers else None,
+            sum(count for _, count in senders),
         )
 
     def _disagreement(self, member: Member) -> Problem | None:
@@ -240,7 +233,8 @@ class Roster:
             )
         for name, ours, where, theirs in compared:
             if ours != theirs:
-                text = f"{name} is {ours} {where} and {theirs} on {member.describe()}: set the same value everywhere"
+                both = f"{ours or 'not set'} {where} and {theirs or 'not set'} on {member.describe()}"
+                text = f"{name} is {both}: set the same value everywhere"
                 return Problem(text, for_all=True)
         return None
 
@@ -285,8 +279,6 @@ class Roster:
     def _worker_objection(self, member: Member) -> str | None:
         register = member.register
         who = member.describe()
-        if register.partition_bytes == 0:
-            return f"{who} announces BYTEPS_PARTITION_BYTES=0: it must be at least 1"
         if register.worker_id is not None and register.worker_id >= self.num_worker:
             given = f"DMLC_WORKER_ID={register.worker_id} of {who}"
             return f"{given} must be below DMLC_NUM_WORKER={self.num_worker}: machines are counted from 0"
@@ -350,6 +342,11 @@ def _node_key(member: Member) -> NodeKey:
 def _node_sums(register: Register) -> str:
     """When a worker sums with the others of its node, or for them: what ``BYTEPS_LOCAL_REDUCE`` comes to."""
     return "off" if register.transport == "tcp" else register.local_reduce
+
+
+def _senders(node: Node) -> int:
+    """How often a gradient leaves a worker machine."""
+    return len(node) if _node_sums(any_of(node).register) == "off" else 1
 
 
 def _together(one: Member, other: Member) -> str:

@@ -27,6 +27,8 @@ __all__ = ["Balance", "Machine", "balance"]
 
 _HALVINGS: Final = 60
 """Bisections of an interval, after which its ends are neighbours as far as floats can tell."""
+_DIGITS: Final = 12
+"""Of results, behind the point: what is smaller comes from rounding."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +76,12 @@ def balance(machines: Sequence[Machine]) -> Balance:
     even = _bisect(lambda level: sum(_shares(machines, bounds, level)) >= 1.0, 0.0, 1.0)
     shares = _shares(machines, bounds, even)
     whole = sum(shares)
-    return Balance(load, tuple(each / whole for each in shares))
+    return Balance(round(load, _DIGITS), tuple(round(each / whole, _DIGITS) for each in shares))
 
 
 def _shares(machines: Sequence[Machine], bounds: Sequence[tuple[float, float]], level: float) -> list[float]:
     """What each machine takes if each of its servers would take ``level``."""
-    return [
-        min(max(level * each.servers, least), most) for each, (least, most) in zip(machines, bounds, strict=True)
-    ]
+    return [min(max(level * each.servers, least), most) for each, (least, most) in zip(machines, bounds, strict=True)]
 
 
 def _bounds(machine: Machine, total: int, load: float) -> tuple[float, float]:

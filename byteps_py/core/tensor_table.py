@@ -4,7 +4,8 @@ A name is the identity of a tensor.  Whoever declares it first fixes its dtype, 
 it differently puts the name *in conflict*, and there it stays, because the workers' programs disagree.
 
 Placement is by size.  The new partitions of one batch are placed largest first, each on the least loaded server, so
-the busiest server exceeds an even share by less than one partition; later batches go on from the loads so far.
+the busiest server exceeds its share by less than one partition; later batches go on from the loads so far.  Shares
+are equal unless told otherwise (:mod:`byteps_py.core.shares`); a server without one gets nothing.
 Partitions of one tensor are of one size, as nearly as their boundaries allow: no small rest costs a message of its
 own, and servers get equal work.
 A placement never changes.  Equal calls in equal order give equal tables: there is no hash and no random choice.
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from byteps_py.core.partition_size import LARGEST_PARTITION, choose_partition_bytes
 from byteps_py.types import GROUP_TENSORS, Partition, TensorSpec, make_key, make_tensor_id
 from byteps_py.wire.control import Conflict, Placement
 
@@ -54,18 +56,36 @@ class TensorTable:
     Args:
         num_servers: at least 1.
         partition_bytes: largest partition in bytes, at least 1; a partition holds whole elements and at least one.
+            None: chosen for each batch (:func:`~byteps_py.core.partition_size.choose_partition_bytes`).
+        weights: the share of each server, in any unit; None: equal ones.
+        workers: machines that push, for the choice of the size.
+
+    Attributes:
+        partition_bytes: the largest size in force so far.
     """
 
-    def __init__(self, num_servers: int, partition_bytes: int) -> None:
-        if num_servers < 1 or partition_bytes < 1:
+    def __init__(
+        self, num_servers: int, partition_bytes: int | None, *, weights: Sequence[float] | None = None, workers: int = 1
+    ) -> None:
+        if num_servers < 1 or (partition_bytes is not None and partition_bytes < 1):
             raise ValueError(f"num_servers={num_servers} and partition_bytes={partition_bytes} must be at least 1")
-        self._partition_bytes = partition_bytes
-        self._loads: list[tuple[int, int]] = [(0, server) for server in range(num_servers)]  # a heap
+        weights = [1.0] * num_servers if weights is None else weights
+        if len(weights) != num_servers or min(weights) < 0 or not max(weights):
+            raise ValueError(f"{num_servers} servers need as many weights, none below 0, and one above: {weights}")
+        self.partition_bytes = partition_bytes or 0
+        self._chooses = partition_bytes is None
+        self._partition_bytes = partition_bytes or LARGEST_PARTITION
+        self._workers = workers
+        self._model_bytes = 0
+        self._cost = [max(weights) / each if each else 0.0 for each in weights]  # of a byte
+        self._loads: list[tuple[float, int]] = [(0, server) for server, each in enumerate(weights) if each]  # a heap
         self._entries: dict[str, _Entry] = {}
         self._counts: dict[int, int] = {}  # of the tensors of each group
         self._conflicts: dict[str, Conflict] = {}
 
-    def declare(self, rank: int, specs: Sequence[TensorSpec]) -> tuple[tuple[Placement, ...], tuple[Conflict, ...]]:
+    def declare(
+        self, rank: int, specs: Sequence[TensorSpec], link: int = 0
+    ) -> tuple[tuple[Placement, ...], tuple[Conflict, ...]]:
         """Look up the tensors of one batch; place those that are new.
 
         Repeating a call is harmless and gives the same answer, unless a name came into conflict in between.
@@ -74,10 +94,12 @@ class TensorTable:
             rank: the worker that declares.
             specs: in the order of its program, which is also the order of new ids. Each must be possible
                 (:func:`~byteps_py.wire.control.tensor_problem`), as every decoded message is.
+            link: bytes per second that the worker has seen on its way to servers; 0: it does not know of any link.
 
         Returns:
             Placements of the tensors without conflict, in the order of ``specs``, and the conflicts of the others.
         """
+        self._choose_size(specs, link)
         new: dict[str, TensorSpec] = {}
         budget = MAX_PARTITIONS
         conflicts: dict[str, Conflict] = {}
@@ -94,6 +116,18 @@ class TensorTable:
         self._place(rank, list(new.values()))
         placements = tuple(self._entries[spec.name].placement for spec in specs if spec.name not in conflicts)
         return placements, tuple(conflicts.values())
+
+    def _choose_size(self, specs: Sequence[TensorSpec], link: int) -> None:
+        """Settle the size of the partitions of one batch, by everything that is declared with it."""
+        added = sum({each.name: each.nbytes for each in specs if each.name not in self._entries}.values())
+        if not added:
+            return
+        self._model_bytes += added
+        if self._chooses:
+            self._partition_bytes = choose_partition_bytes(
+                self._model_bytes, self._workers, len(self._loads), link or None
+            )
+        self.partition_bytes = max(self.partition_bytes, self._partition_bytes)
 
     def _disagreement(self, rank: int, spec: TensorSpec, new: dict[str, TensorSpec]) -> Conflict | None:
         """The conflict of ``spec`` with an earlier declaration; ``new`` are those of the same batch."""
@@ -170,7 +204,8 @@ class TensorTable:
         for negative_bytes, tensor, index in by_size:
             piece = pieces[tensor][index]
             load, server = self._loads[0]
-            heapq.heapreplace(self._loads, (load - negative_bytes + _PARTITION_COST, server))
+            cost = (_PARTITION_COST - negative_bytes) * self._cost[server]
+            heapq.heapreplace(self._loads, (load + cost, server))
             pieces[tensor][index] = Partition(piece.key, piece.offset, piece.count, server)
         for index, spec in enumerate(specs):
             placement = Placement(spec.name, ids[index], tuple(pieces[index]))

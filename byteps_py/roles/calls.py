@@ -119,7 +119,7 @@ class Calls:
             self._check_life()
             try:
                 self._begin(time.monotonic(), started)
-                must_wake = tensor.placement is None or self.exchange is None or self.exchange.has_deferred
+                must_wake = tensor.placement is None or self.exchange is None or self.exchange.outbox.has_deferred
             except BaseException as error:
                 self._break(error)
                 raise
@@ -187,7 +187,7 @@ class Calls:
                     self.exchange.receive(now, each)
             self.exchange.advance(now)
             timeout = self.exchange.tick(now)
-            self.exchange.send_deferred()
+            self.exchange.outbox.send_deferred()
             driver = self._keeper.driver  # now: the lock was let go during copies
         if driver:  # it may wait for what has just come another way
             self._endpoint.wake_lanes()
@@ -207,6 +207,7 @@ class Calls:
         """The scheduler has placed tensors."""
         assert self.exchange is not None
         with self.lock:
+            self.exchange.widen(message.partition_bytes)
             for placement in message.placements:
                 tensor = self._book.find(placement.name)
                 if tensor is None or tensor.placement is not None:
@@ -342,7 +343,7 @@ class Calls:
             except BaseException as error:
                 self._break(error)
                 raise
-            return self.exchange.has_deferred
+            return self.exchange.outbox.has_deferred
 
     def _flush(self) -> bool:
         """Send what is held back; whether the worker's thread must come by. The lock is held."""
@@ -353,7 +354,7 @@ class Calls:
         except BaseException as error:
             self._break(error)
             raise
-        return self.exchange.has_deferred
+        return self.exchange.outbox.has_deferred
 
     def _take_lanes(self, pending: Pending, me: int) -> bool:
         """Whether this thread drives from now on; else it may sleep."""

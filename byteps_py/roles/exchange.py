@@ -15,6 +15,7 @@ from typing import Final
 
 from byteps_py.core.delivery import Delivery
 from byteps_py.core.pipeline import Pipeline, Start
+from byteps_py.core.window import Window
 from byteps_py.errors import AgreementError, BytePSError, ParticipantLeft, RemoteProtocolError
 from byteps_py.kernels import Kernels
 from byteps_py.roles.copy_out import CopyOut
@@ -22,8 +23,10 @@ from byteps_py.roles.engine import Engine
 from byteps_py.roles.envelope import Complaints, Envelope, is_bundle, open_bundle, open_frames
 from byteps_py.roles.flight import Flight
 from byteps_py.roles.light import Light
+from byteps_py.roles.link_speed import LinkSpeed, measure_link
 from byteps_py.roles.neighbours import Neighbours, connect
 from byteps_py.roles.node import Node, make_node
+from byteps_py.roles.outbox import Outbox
 from byteps_py.roles.pieces import Pieces, partition_of, slice_of
 from byteps_py.roles.reach import Reach
 from byteps_py.roles.stall import StallWatch
@@ -63,8 +66,10 @@ class Exchange:
         speed: told of what is complete.
 
     Attributes:
-        sent, received: data messages so far.
+        received: data messages so far.
+        outbox: carries those that are sent.
         light: takes the operations on light tensors.
+        link: the measurement of the way to the servers; None where nobody needs to know.
         node: the other workers of the node; None if there are none to sum with.
     """
 
@@ -83,9 +88,8 @@ class Exchange:
         neighbours: Neighbours | None = None,
         engine: Engine | None = None,
     ) -> None:
-        self.sent = self.received = 0
-        self._endpoint = endpoint
-        self._owner = threading.get_ident()
+        self.received = 0
+        self.outbox = Outbox(endpoint)
         self._speed = SpeedRecord(now) if speed is None else speed
         self._welcome = welcome
         self._envelope = Envelope(welcome.rank, welcome.job, incarnation, welcome.epoch)
@@ -94,7 +98,8 @@ class Exchange:
         self._copy_out = CopyOut(kernels, settings.omp_num_threads or 1, lock, times)
         self._peers = connect(endpoint, welcome, neighbours, settings.tcp_connections)
         self._places = {each.name: place for place, each in enumerate(self._peers)}
-        window = (settings.credit or max(_DEFAULT_CREDIT, len(self._peers))) * settings.partition_bytes
+        self._credit = settings.credit or max(_DEFAULT_CREDIT, len(self._peers))
+        window = self._window = Window(self._credit * (settings.partition_bytes or 0))
         self._pipeline = Pipeline(len(self._peers), window, welcome.rank % len(self._peers))
         self._delivery = Delivery()
         self._reach = Reach(endpoint, list(self._places), settings.lost_timeout)
@@ -103,6 +108,9 @@ class Exchange:
             copy = CopyOut(kernels, settings.omp_num_threads or 1, lock, None)
             self.node = make_node(endpoint, neighbours, welcome, self._envelope, engine, copy, self._send, window)
         self._operations: dict[int, TensorOperation] = {}
+        self.link: LinkSpeed | None = None
+        if settings.partition_bytes is None:
+            self.link = measure_link(endpoint, self._peers[: len(welcome.servers)], self._envelope, now)
         self.light = Light(endpoint, self._send, self._envelope, self._pipeline, len(welcome.servers), times)
         self._stall = StallWatch(
             settings.stall_timeout,
@@ -115,7 +123,6 @@ class Exchange:
             None if self.node is None else self.node.reducer,
             now,
         )
-        self._deferred: list[tuple[bytes, Sequence[Buffer]]] = []
         self._last_id = 0
         self._look_due = now
         self._complaints = Complaints(_log)
@@ -133,16 +140,9 @@ class Exchange:
         owed = "" if self.node is None else self.node.owed(now)
         return owed, bool(owed)
 
-    @property
-    def has_deferred(self) -> bool:
-        """Whether messages wait for the owner's thread."""
-        return bool(self._deferred)
-
-    def send_deferred(self) -> None:
-        """Send what other threads have left. The owner's thread only."""
-        deferred, self._deferred = self._deferred, []
-        for peer, frames in deferred:
-            self._endpoint.send(peer, frames)
+    def widen(self, partition_bytes: int) -> None:
+        """Partitions are as large as this: the windows have room for some of them."""
+        self._window.nbytes = max(self._window.nbytes, self._credit * partition_bytes)
 
     def submit(self, now: float, operation: TensorOperation) -> None:
         """Start an operation on a tensor that has been placed."""
@@ -200,7 +200,8 @@ class Exchange:
         """
         for key, round_, server in self._delivery.due(now):
             self._send(server, [encode(self._envelope.header(Opcode.PULL, key, round_))], now)
-        held = self.light.tick(now), None if self.node is None else self.node.reducer.tick(now)
+        held = [self.light.tick(now), None if self.node is None else self.node.reducer.tick(now)]
+        held.append(None if self.link is None else self.link.tick(now))
         if now >= self._look_due:
             self._look_due = now + _LOOK_SECONDS
             self._stall.check(now)
@@ -240,13 +241,8 @@ class Exchange:
             flight.pending.fail(error)
 
     def _send(self, server: int, frames: list[Buffer], now: float) -> None:
-        self.sent += 1
-        peer = self._peers[server].name
         self._reach.asked(server, now)
-        if self._endpoint.is_lane(peer) or threading.get_ident() == self._owner:
-            self._endpoint.send(peer, frames)
-        else:
-            self._deferred.append((peer, frames))
+        self.outbox.send(self._peers[server].name, frames)
 
     def _check_sender(self, header: Header, place: int) -> None:
         self._envelope.check_run(header)
@@ -283,6 +279,9 @@ class Exchange:
                 self._push(now, start)
         elif header.opcode is Opcode.REJECT:
             self._rejected(now, header, payload, flies)
+        elif header.opcode is Opcode.PROBED:
+            if self.link is not None:
+                self.link.answered(now, header)
         elif header.opcode is Opcode.WAITING:
             self._waits_for(now, header, {rank for (rank,) in RANK_ENTRY.iter_unpack(payload or b"")})
         else:

@@ -234,7 +234,7 @@ def worker_registration(settings: WorkerSettings, incarnation: int) -> Register:
         local_rank=settings.local_rank,
         local_size=settings.local_size,
         launch_id=settings.launch_id,
-        partition_bytes=settings.partition_bytes,
+        partition_bytes=settings.partition_bytes or 0,
         transport=settings.transport,
         local_reduce=settings.local_reduce,
     )

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from byteps_py.core.window import Window
 from byteps_py.errors import ParticipantLeft
 from byteps_py.roles.copy_out import CopyOut
 from byteps_py.roles.engine import Engine
@@ -144,7 +145,7 @@ def make_node(
     engine: Engine,
     copy_out: CopyOut,
     send: Callable[[int, list[Buffer], float], None],
-    window: int,
+    window: Window,
 ) -> Node:
     """A node with the reducer of this process; the arguments are those of the classes."""
     upstream = Upstream(envelope, send, welcome, window)

@@ -61,11 +61,12 @@ class Requests:
         """Whether a declaration is not answered."""
         return bool(self._tensors)
 
-    def declare(self, now: float, tensors: Sequence[Tensor]) -> None:
-        """Ask for the placements of ``tensors``."""
+    def declare(self, now: float, tensors: Sequence[Tensor], link: int) -> None:
+        """Ask for the placements of ``tensors``; ``link``: bytes per second, see
+        :class:`~byteps_py.wire.control.Declare`."""
         self._last_declare += 1
         self._tensors[self._last_declare] = list(tensors)
-        message = Declare(self._last_declare, tuple(each.spec for each in tensors))
+        message = Declare(self._last_declare, tuple(each.spec for each in tensors), link)
         more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
         self._ask(now, ("declare", self._last_declare), message, f"for the placement of {tensors[0].spec.name!r}{more}")
 

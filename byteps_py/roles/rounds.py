@@ -26,7 +26,7 @@ from byteps_py.telemetry.stages import Held, Stages, server_stages
 from byteps_py.transport.base import Endpoint, Message
 from byteps_py.types import group_of
 from byteps_py.wire.control import Welcome
-from byteps_py.wire.header import MAX_ENTRIES, RANK_ENTRY, Flag, Header, Opcode
+from byteps_py.wire.header import MAX_ENTRIES, RANK_ENTRY, Flag, Header, Opcode, encode
 
 __all__ = ["Rounds"]
 
@@ -123,6 +123,8 @@ class Rounds:
                 raise RemoteProtocolError(f"{header.detail} missing workers of a node of {self._mates[header.sender]}")
             ranks = [rank for (rank,) in RANK_ENTRY.iter_unpack(payload or b"")]
             self._lacking.note(header.sender, header.key, header.round, ranks)
+        elif header.opcode is Opcode.PROBE:
+            self._endpoint.send(message.peer, [encode(self._envelope.header(Opcode.PROBED, header.key, header.round))])
         else:
             raise RemoteProtocolError(f"a worker must not send {header.opcode.name}")
 

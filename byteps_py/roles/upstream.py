@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from byteps_py.core.delivery import Delivery
 from byteps_py.core.pipeline import Pipeline, Start
 from byteps_py.core.rejections import Terms
+from byteps_py.core.window import Window
 from byteps_py.roles.envelope import Envelope
 from byteps_py.transport.base import Buffer
 from byteps_py.types import DType, Partition
@@ -50,7 +51,7 @@ class Upstream:
         envelope: of this worker.
         send: sends frames to the server of a rank.
         welcome: who is in the job.
-        window: bytes that may be on the way to one server without being accepted.
+        window: of each server.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Upstream:
         envelope: Envelope,
         send: Callable[[int, list[Buffer], float], None],
         welcome: Welcome,
-        window: int,
+        window: Window,
     ) -> None:
         self._envelope = envelope
         self._send = send

@@ -150,7 +150,7 @@ class Worker:
     def messages(self) -> tuple[int, int]:
         """How many data messages were sent and received so far."""
         exchange = self._calls.exchange
-        return (0, 0) if exchange is None else (exchange.sent, exchange.received)
+        return (0, 0) if exchange is None else (exchange.outbox.sent, exchange.received)
 
     def ways(self) -> dict[str, int]:
         """How many servers are reached through shared memory (``shm``) and over TCP (``tcp``)."""
@@ -264,10 +264,13 @@ class Worker:
     def _run_commands(self, now: float) -> None:
         while self._commands:
             self._commands.popleft()(now)
+        link = None if self._calls.exchange is None else self._calls.exchange.link
+        if link is not None and not link.is_known:
+            return  # the size of partitions follows from it
         undeclared = self._calls.take_undeclared()
         if undeclared:
             assert self._requests is not None
-            self._requests.declare(now, undeclared)
+            self._requests.declare(now, undeclared, 0 if link is None else link.bytes_per_second)
 
     def _reach(self, now: float, number: int, signal: Signal) -> None:
         if self._ended is not None:

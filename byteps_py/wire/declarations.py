@@ -39,10 +39,15 @@ _GroupId = Annotated[int, msgspec.Meta(ge=1, le=MAX_GROUP)]
 
 
 class Declare(ControlStruct, frozen=True, tag="declare"):
-    """A worker names tensors; ``request`` is echoed in the answer. Repeating it is harmless."""
+    """A worker names tensors; ``request`` is echoed in the answer. Repeating it is harmless.
+
+    ``link`` is how many bytes per second it has seen between itself and servers on other machines; 0: there are none,
+    or it does not know.
+    """
 
     request: Natural
     tensors: tuple[TensorSpec, ...]
+    link: Natural = 0
 
 
 class Placement(msgspec.Struct, frozen=True, array_like=True):
@@ -54,10 +59,14 @@ class Placement(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Declared(ControlStruct, frozen=True, tag="declared"):
-    """Placements of the tensors of one Declare, in its order, without those in conflict."""
+    """Placements of the tensors of one Declare, in its order, without those in conflict.
+
+    ``partition_bytes`` is the size that partitions have had at most so far, by which windows are measured.
+    """
 
     request: Natural
     placements: tuple[Placement, ...]
+    partition_bytes: Natural = 0
 
 
 class Conflict(ControlStruct, frozen=True, tag="conflict"):

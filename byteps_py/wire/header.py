@@ -24,6 +24,7 @@ __all__ = [
     "MAGIC",
     "MAX_ELEMENTS",
     "MAX_ENTRIES",
+    "MAX_PROBE_BYTES",
     "MAX_REASON_BYTES",
     "PROTOCOL_VERSION",
     "RANK_ENTRY",
@@ -51,6 +52,8 @@ MAX_ENTRIES: Final = 1 << 16
 """Most entries of a PUSH_MANY or RESULT_MANY."""
 MAX_REASON_BYTES: Final = 1 << 16
 """Longest reason of a REJECT."""
+MAX_PROBE_BYTES: Final = 1 << 20
+"""Longest PROBE."""
 
 
 class Opcode(enum.IntEnum):
@@ -76,6 +79,10 @@ class Opcode(enum.IntEnum):
     the worker gave the message."""
     RESULT_MANY = 9
     """Server to worker: results of small tensors, see :mod:`byteps_py.wire.bundle`."""
+    PROBE = 10
+    """Worker to server: bytes of no meaning, up to :data:`MAX_PROBE_BYTES`; ``round`` is their number."""
+    PROBED = 11
+    """Server to worker, at once: the PROBE of this ``round`` has arrived."""
 
 
 class Flag(enum.IntFlag):
@@ -251,7 +258,8 @@ _BROADCAST: Final = Operation.BROADCAST
 _HALVES: Final = frozenset((DType.FLOAT16, DType.BFLOAT16))
 _WIDE_BYTES: Final = DType.FLOAT32.itemsize
 _WITHOUT_ROUND: Final = Opcode.ACCEPT
-_REASON: Final = Opcode.REJECT
+_TEXTS: Final = {Opcode.REJECT: MAX_REASON_BYTES, Opcode.PROBE: MAX_PROBE_BYTES}
+"""Most bytes of a payload that has at least one, whatever they are."""
 _FLAGS_OF: Final = {Opcode.PUSH: _ALL_FLAGS, Opcode.RESULT: _ABSENT, Opcode.WAITING: _PARTIAL}
 """Flags that a message may carry; the others carry none."""
 _ANY: Final = 2**32 - 1
@@ -320,8 +328,8 @@ def _expected_length(header: Header) -> int | None:
         return header.detail * _LISTS[opcode] if header.detail or opcode is not _WITHOUT_ROUND else None
     if opcode in _MANY:
         return header.length if header.detail else None
-    if opcode is _REASON:
-        return min(max(1, header.length), MAX_REASON_BYTES)
+    if opcode in _TEXTS:
+        return min(max(1, header.length), _TEXTS[opcode])
     return 0
 
 
@@ -331,4 +339,4 @@ def _what_it_carries(header: Header) -> str:
         return f"{header.count} {header.dtype.label} elements"
     if opcode in _LISTS:
         return f"{header.detail} {'entries' if opcode is _WITHOUT_ROUND else 'ranks'}"
-    return "a reason" if opcode is _REASON else "nothing"
+    return {Opcode.REJECT: "a reason", Opcode.PROBE: "anything"}.get(opcode, "nothing")

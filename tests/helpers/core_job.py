@@ -21,6 +21,7 @@ import numpy.typing as npt
 from byteps_py.core.aggregation import Accept, Action, Aggregation, Contribution, Missing, Reject, Reply, Sum
 from byteps_py.core.delivery import Delivery
 from byteps_py.core.pipeline import Pipeline, Start
+from byteps_py.core.window import Window
 from byteps_py.types import DType, Operation, Participant, Partition, group_of, make_key
 
 Array: TypeAlias = npt.NDArray[np.int64]
@@ -143,7 +144,7 @@ class Worker:
     def __init__(self, job: Job, rank: int, window_bytes: int) -> None:
         self._job = job
         self.rank = rank
-        self.pipeline = Pipeline(job.num_servers, window_bytes, rank % job.num_servers)
+        self.pipeline = Pipeline(job.num_servers, Window(window_bytes), rank % job.num_servers)
         self.delivery = Delivery(retry_after=0.5)
         self.outcomes: dict[int, Outcome] = {}
         self.first_pushes: list[Start] = []

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from byteps_py.core.pipeline import Pipeline
+from byteps_py.core.window import Window
 from byteps_py.errors import JobAborted, RemoteProtocolError
 from byteps_py.roles.envelope import Envelope, open_bundle
 from byteps_py.roles.light import BUNDLE_BYTES, BUNDLE_ENTRIES, HOLD_SECONDS, Light
@@ -35,7 +36,7 @@ class Bench:
 
     def __init__(self, servers: int = 1, times: WorkerTimes | None = None) -> None:
         self.sent: list[tuple[int, list[Buffer]]] = []
-        self.pipeline = Pipeline(servers, 1 << 20, 0)
+        self.pipeline = Pipeline(servers, Window(1 << 20), 0)
         endpoint = LoopbackNetwork().endpoint(b"me")
         self.light = Light(endpoint, self._send, ME, self.pipeline, servers, times)
         self._placed = 0

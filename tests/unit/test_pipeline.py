@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from byteps_py.core.pipeline import Completed, Failed, Outstanding, Pipeline, Start
+from byteps_py.core.window import Window
 from byteps_py.types import Partition, make_key
 
 WINDOW = 400
@@ -15,7 +16,7 @@ WINDOW = 400
 
 
 def pipeline(num_servers: int = 1, window_bytes: int = WINDOW, first_server: int = 0) -> Pipeline:
-    return Pipeline(num_servers, window_bytes, first_server)
+    return Pipeline(num_servers, Window(window_bytes), first_server)
 
 
 def partitions(tensor_id: int, *counts: int, servers: Sequence[int] = (0,)) -> tuple[Partition, ...]:
@@ -425,7 +426,7 @@ class TestArguments:
     @pytest.mark.parametrize("arguments", [(0, 1, 0), (1, -1, 0), (2, 1, 2), (2, 1, -1)])
     def test_out_of_range(self, arguments: tuple[int, int, int]) -> None:
         with pytest.raises(ValueError, match="a pipeline needs at least one server"):
-            Pipeline(*arguments)
+            pipeline(*arguments)
 
     def test_an_id_that_is_in_use(self) -> None:
         line = pipeline()
