@@ -71,7 +71,7 @@ class Job:
         Conflicts go out before the answer, so that a worker knows the reason for whatever the answer lacks.
         """
         placements, conflicts = self._tensors.declare(self.seating.worker_ranks[peer], message.tensors, message.link)
-        actions: list[Action] = []
+        actions: list[Action] = [Log("info", text) for text in self._tensors.take_news()]
         for conflict in conflicts:
             is_new = conflict.name not in self._announced
             if is_new:

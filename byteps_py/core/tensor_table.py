@@ -77,6 +77,7 @@ class TensorTable:
         self._partition_bytes = partition_bytes or LARGEST_PARTITION
         self._workers = workers
         self._model_bytes = 0
+        self._news: list[str] = []
         self._cost = [max(weights) / each if each else 0.0 for each in weights]  # of a byte
         self._loads: list[tuple[float, int]] = [(0, server) for server, each in enumerate(weights) if each]  # a heap
         self._entries: dict[str, _Entry] = {}
@@ -117,6 +118,11 @@ class TensorTable:
         placements = tuple(self._entries[spec.name].placement for spec in specs if spec.name not in conflicts)
         return placements, tuple(conflicts.values())
 
+    def take_news(self) -> list[str]:
+        """What was chosen since the last call, as lines for a log; a size that is about the same as before is no news."""
+        news, self._news = self._news, []
+        return news
+
     def _choose_size(self, specs: Sequence[TensorSpec], link: int) -> None:
         """Settle the size of the partitions of one batch, by everything that is declared with it."""
         added = sum({each.name: each.nbytes for each in specs if each.name not in self._entries}.values())
@@ -124,9 +130,13 @@ class TensorTable:
             return
         self._model_bytes += added
         if self._chooses:
-            self._partition_bytes = choose_partition_bytes(
-                self._model_bytes, self._workers, len(self._loads), link or None
-            )
+            size = choose_partition_bytes(self._model_bytes, self._workers, len(self._loads), link or None)
+            if link and not self._partition_bytes <= size <= 2 * self._partition_bytes:
+                self._news.append(
+                    f"partitions of up to {size} bytes: {self._model_bytes / 1e6:.3g} MB of tensors, "
+                    f"{link / 1e6:.3g} MB/s between workers and servers"
+                )
+            self._partition_bytes = size
         self.partition_bytes = max(self.partition_bytes, self._partition_bytes)
 
     def _disagreement(self, rank: int, spec: TensorSpec, new: dict[str, TensorSpec]) -> Conflict | None:
