@@ -174,7 +174,7 @@ class WorkerSettings(TrafficSettings, JobSettings):
         integer(64, MAX_PARTITION_BYTES),
         "largest piece of a tensor that travels in one message; must be equal on all workers",
         None,
-        "by the size of the model, the speed of links and the number of processes; 4194304 on one machine",
+        "by model and network",
     )
     credit: int = variable(
         "BYTEPS_SCHEDULING_CREDIT",

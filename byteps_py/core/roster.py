@@ -213,7 +213,7 @@ class Roster:
             tuple(_server_info(rank, member) for rank, member in enumerate(servers)),
             {member.peer: rank for rank, (_, member) in enumerate(workers)},
             {member.peer: rank for rank, member in enumerate(servers)},
-            server_weights(senders, [each.process.host_id for each in servers]) if servers else None,
+            server_weights(senders, [each.process.host_id for each in servers]) if servers and senders else None,
             sum(count for _, count in senders),
         )
 

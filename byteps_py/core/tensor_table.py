@@ -119,7 +119,7 @@ class TensorTable:
         return placements, tuple(conflicts.values())
 
     def take_news(self) -> list[str]:
-        """What was chosen since the last call, as lines for a log; a size that is about the same as before is no news."""
+        """What was chosen since the last call, as lines for a log; a size that is about as before is no news."""
         news, self._news = self._news, []
         return news
 

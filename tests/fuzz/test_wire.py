@@ -21,6 +21,7 @@ from byteps_py.wire.header import (
     HEADER_SIZE,
     MAX_ELEMENTS,
     MAX_ENTRIES,
+    MAX_PROBE_BYTES,
     MAX_REASON_BYTES,
     Flag,
     Header,
@@ -66,6 +67,8 @@ def headers(draw: st.DrawFn) -> Header:
         detail, length = draw(st.integers(1, MAX_ENTRIES)), draw(st.integers(0, 2**64 - 1))
     elif opcode is Opcode.REJECT:
         detail, length = draw(st.integers(0, 1)), draw(st.integers(1, MAX_REASON_BYTES))
+    elif opcode is Opcode.PROBE:
+        length = draw(st.integers(1, MAX_PROBE_BYTES))
     if opcode in (Opcode.PUSH, Opcode.RESULT) and Flag.ABSENT not in flags:
         wide = opcode is Opcode.PUSH and detail > 1 and dtype in (DType.FLOAT16, DType.BFLOAT16)
         length = count * (4 if wide else dtype.itemsize)
@@ -150,8 +153,13 @@ messages: st.SearchStrategy[Any] = st.one_of(
     st.builds(control.Waiting, text=text, barrier=natural),
     st.builds(control.Notice, text=text),
     welcomes(),
-    st.builds(control.Declare, request=natural, tensors=st.lists(specs, max_size=3).map(tuple)),
-    st.builds(control.Declared, request=natural, placements=st.lists(placements(), max_size=3).map(tuple)),
+    st.builds(control.Declare, request=natural, tensors=st.lists(specs, max_size=3).map(tuple), link=natural),
+    st.builds(
+        control.Declared,
+        request=natural,
+        placements=st.lists(placements(), max_size=3).map(tuple),
+        partition_bytes=natural,
+    ),
     st.builds(control.Conflict, name=text, text=text),
     st.builds(control.FormGroup, request=natural, ranks=ranks),
     st.builds(control.Group, group=groups.filter(bool), ranks=ranks),

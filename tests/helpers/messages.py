@@ -132,6 +132,16 @@ DATA: dict[str, tuple[Header, bytes | None]] = {
         ),
         b"worker 1 left: 3",
     ),
+    "probe": (
+        Header(
+            opcode=Opcode.PROBE, sender=3, job=JOB, incarnation=WORKER, epoch=0, key=make_key(0, 0), round=2, length=3
+        ),
+        b"abc",
+    ),
+    "probed": (
+        Header(opcode=Opcode.PROBED, sender=3, job=JOB, incarnation=SERVER, epoch=0, key=make_key(0, 0), round=2),
+        None,
+    ),
     "waiting": (
         Header(
             opcode=Opcode.WAITING,
@@ -219,6 +229,7 @@ CONTROL: dict[str, ControlMessage] = {
     "declare": control.Declare(
         request=1,
         tensors=(TensorSpec("Gradient.weight", DType.FLOAT16, (3, 4)), TensorSpec("scalar", DType.INT64, (), 7)),
+        link=300,
     ),
     "declared": control.Declared(
         request=1,
@@ -226,6 +237,7 @@ CONTROL: dict[str, ControlMessage] = {
             control.Placement("Gradient.weight", 0, (Partition(make_key(0, 0), 0, 8, 1), Partition(1, 8, 4, 0))),
             control.Placement("scalar", make_tensor_id(7, 0), (Partition(make_key(make_tensor_id(7, 0), 0), 0, 1, 0),)),
         ),
+        partition_bytes=300,
     ),
     "conflict": control.Conflict(name="w", text="tensor 'w' is float32 (3,) on worker 0 but int8 (3,) on worker 1"),
     "form-group": control.FormGroup(request=3, ranks=(0, 300)),

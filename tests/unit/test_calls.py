@@ -27,7 +27,9 @@ from byteps_py.wire.bundle import ENTRY
 from byteps_py.wire.control import Conflict, Declared, Placement, Welcome
 from byteps_py.wire.header import Flag, Opcode, decode, encode
 
-SETTINGS = WorkerSettings(num_worker=1, num_server=1, root_uri="127.0.0.1", root_port=9, force_distributed=True)
+SETTINGS = WorkerSettings(
+    num_worker=1, num_server=1, root_uri="127.0.0.1", root_port=9, force_distributed=True, partition_bytes=4 << 20
+)
 SERVER = Envelope(0, 77, 600, 1)
 WELCOME = Welcome(77, 1, 0, (Participant(0, 0, 0, 1, "a", 1, 500),), (ServerInfo(0, "tcp://1.2.3.4:5", "a", 2, 600),))
 LARGE = 1 << 16

@@ -117,6 +117,8 @@ class TestLayout:
             ("WAITING", 7),
             ("PUSH_MANY", 8),
             ("RESULT_MANY", 9),
+            ("PROBE", 10),
+            ("PROBED", 11),
         ]
         assert [(each.name, each.value) for each in Flag if each] == [("ABSENT", 1), ("WANT_RESULT", 2), ("PARTIAL", 4)]
 
@@ -149,7 +151,7 @@ class TestDecodeRefuses:
         with pytest.raises(RemoteProtocolError, match=f"version {version}, this process 1: install the same"):
             decode(literal(version=bytes([version])), None)
 
-    @pytest.mark.parametrize("opcode", [0, 10, 255])
+    @pytest.mark.parametrize("opcode", [0, 12, 255])
     def test_an_unknown_opcode(self, opcode: int) -> None:
         with pytest.raises(RemoteProtocolError, match="out of range"):
             decode(literal(opcode=bytes([opcode])), None)
@@ -292,6 +294,13 @@ class TestLengths:
         for length in (0, wire.MAX_REASON_BYTES + 1):
             with pytest.raises(RemoteProtocolError, match=f"REJECT of a reason .* not {length}"):
                 decode(literal(opcode=b"\x06", length=u64(length)), length)
+
+    def test_probe(self) -> None:
+        for length in (1, wire.MAX_PROBE_BYTES):
+            assert decode(literal(opcode=b"\x0a", length=u64(length)), length).length == length
+        for length in (0, wire.MAX_PROBE_BYTES + 1):
+            with pytest.raises(RemoteProtocolError, match=f"PROBE of anything .* not {length}"):
+                decode(literal(opcode=b"\x0a", length=u64(length)), length)
 
     @pytest.mark.parametrize("opcode", [Opcode.PUSH_MANY, Opcode.RESULT_MANY])
     def test_many(self, opcode: Opcode) -> None:

@@ -57,7 +57,7 @@ class TestRead:
         worker = read(WorkerSettings, JOB)
         assert worker.worker_id is None
         assert (worker.local_rank, worker.local_size) == (0, 1)
-        assert worker.partition_bytes == 4194304
+        assert worker.partition_bytes is None
         assert (worker.tcp_connections, worker.io_threads) == (1, 1)
         assert worker.credit == 4
         assert worker.kernels == "native"

@@ -324,3 +324,69 @@ def test_a_real_model_is_balanced() -> None:
         for partition in placement.partitions:
             loads[partition.server] += partition.count
     assert max(loads.values()) < 1.02 * sum(sizes) / 8
+
+
+class TestShares:
+    def test_bytes_go_by_weight(self) -> None:
+        table = TensorTable(3, 1 << 16, weights=(0.1, 0.3, 0.6))
+        placement = declare_one(table, spec("w", 25 << 20))
+        total = [0, 0, 0]
+        for partition in placement.partitions:
+            total[partition.server] += partition.count
+        assert [each / sum(total) for each in total] == pytest.approx([0.1, 0.3, 0.6], abs=0.002)
+
+    def test_the_first_partitions_are_spread_already(self) -> None:
+        table = TensorTable(2, 1 << 16, weights=(0.25, 0.75))
+        servers = [each.server for each in declare_one(table, spec("w", 4 << 20)).partitions]
+        for begin in range(0, len(servers) - 8, 8):
+            assert servers[begin : begin + 8].count(0) == 2
+
+    def test_a_server_without_a_share_gets_nothing(self) -> None:
+        table = TensorTable(3, 1024, weights=(1.0, 0.0, 1.0))
+        placements, _ = table.declare(0, [spec(f"w{index}", 1000) for index in range(9)])
+        assert {each.server for placement in placements for each in placement.partitions} == {0, 2}
+
+    @pytest.mark.parametrize("weights", [(1.0,), (1.0, -1.0), (0.0, 0.0), ()])
+    def test_impossible_weights(self, weights: tuple[float, ...]) -> None:
+        with pytest.raises(ValueError, match="as many weights"):
+            TensorTable(2, 1024, weights=weights)
+
+
+class TestChosenSizes:
+    def test_by_the_batch_and_the_link(self) -> None:
+        table = TensorTable(4, None, workers=4)
+        (placement,), _ = table.declare(0, [spec("w", 6_250_000)], 24_000_000)
+        assert table.partition_bytes == 61440
+        assert max(each.count for each in placement.partitions) * 4 <= 61440
+        assert len(placement.partitions) == -(-25_000_000 // 61440)
+
+    def test_without_a_link(self) -> None:
+        table = TensorTable(4, None, workers=4)
+        placement = declare_one(table, spec("w", 4 << 20))
+        assert (table.partition_bytes, len(placement.partitions)) == (4 << 20, 4)
+        assert table.take_news() == []
+
+    def test_what_is_declared_later_counts_with_what_is_there(self) -> None:
+        table = TensorTable(4, None, workers=4)
+        sizes = []
+        for index in range(3):
+            table.declare(0, [spec(f"w{index}", 4_000_000)], 24_000_000)
+            sizes.append(table.partition_bytes)
+        assert sizes == sorted(set(sizes))
+        assert table.declare(1, [spec("w0", 4_000_000)], 10) == TensorTable(4, None, workers=4).declare(
+            0, [spec("w0", 4_000_000)], 24_000_000
+        )
+
+    def test_what_was_chosen_is_told_once(self) -> None:
+        table = TensorTable(4, None, workers=4)
+        table.declare(0, [spec("w", 6_250_000)], 24_000_000)
+        assert table.take_news() == [
+            "partitions of up to 61440 bytes: 25 MB of tensors, 24 MB/s between workers and servers"
+        ]
+        table.declare(0, [spec("v", 1000)], 24_000_000)
+        assert table.take_news() == []
+
+    def test_a_given_size_is_not_changed(self) -> None:
+        table = TensorTable(4, 1 << 20, workers=4)
+        table.declare(0, [spec("w", 6_250_000)], 24_000_000)
+        assert table.partition_bytes == 1 << 20

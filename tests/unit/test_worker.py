@@ -61,7 +61,9 @@ from byteps_py.wire.header import ACCEPT_ENTRY, RANK_ENTRY, Flag, Header, Opcode
 
 JOB = 77
 SPEC = TensorSpec("w", DType.FLOAT32, (3,))
-SETTINGS = WorkerSettings(num_worker=1, num_server=1, root_uri="127.0.0.1", root_port=9, force_distributed=True)
+SETTINGS = WorkerSettings(
+    num_worker=1, num_server=1, root_uri="127.0.0.1", root_port=9, force_distributed=True, partition_bytes=4 << 20
+)
 SERVER = Envelope(0, JOB, 600, 1)
 
 

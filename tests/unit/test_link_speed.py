@@ -1,0 +1,79 @@
+"""The measurement of a link, with answers at chosen times."""
+
+from __future__ import annotations
+
+import pytest
+
+from byteps_py.roles.envelope import Envelope
+from byteps_py.roles.link_speed import LinkSpeed
+from byteps_py.transport.base import Buffer
+from byteps_py.wire.header import Header, Opcode, decode
+
+JOB = 77
+WORKER, SERVER = Envelope(0, JOB, 5, 1), Envelope(0, JOB, 6, 1)
+BYTES = 65536
+COUNT = 8
+
+
+class Bench:
+    """A measurement that begins at 100 s, and what it has sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[list[Buffer]] = []
+        self.speed = LinkSpeed(self.sent.append, WORKER, 100.0)
+
+    def answer(self, number: int, now: float) -> None:
+        self.speed.answered(now, probed(number))
+
+
+def probed(number: int) -> Header:
+    return SERVER.header(Opcode.PROBED, 0, number)
+
+
+def test_what_is_sent() -> None:
+    headers = [decode(bytes(header), len(payload)) for header, payload in Bench().sent]
+    assert [each.round for each in headers] == list(range(1, COUNT + 1))
+    assert {each.length for each in headers} == {BYTES}
+
+
+def test_the_first_message_does_not_count() -> None:
+    bench = Bench()
+    for number in range(1, COUNT + 1):
+        assert not bench.speed.is_known
+        assert bench.speed.tick(101.0) == 103.0
+        bench.answer(number, 100.9 + number / 10)
+    assert bench.speed.is_known
+    assert bench.speed.tick(200.0) is None
+    assert bench.speed.bytes_per_second == pytest.approx(10 * BYTES, rel=1e-3)
+
+
+def test_answers_at_one_time_are_very_fast() -> None:
+    bench = Bench()
+    for number in range(1, COUNT + 1):
+        bench.answer(number, 100.5)
+    assert bench.speed.bytes_per_second == 10**11
+
+
+def test_other_answers_change_nothing() -> None:
+    bench = Bench()
+    for number in (2, 1, 1, 7, 2):
+        bench.answer(number, 100.0 + number / 10)
+    bench.speed.tick(103.0)
+    assert bench.speed.is_known
+    assert bench.speed.bytes_per_second == pytest.approx(10 * BYTES, rel=1e-3)
+    bench.answer(3, 104.0)
+    assert bench.speed.bytes_per_second == pytest.approx(10 * BYTES, rel=1e-3)
+
+
+def test_a_slow_link_is_measured_by_what_has_come() -> None:
+    bench = Bench()
+    bench.answer(1, 102.0)
+    assert bench.speed.tick(102.9) == 103.0
+    assert bench.speed.tick(103.0) is None
+    assert bench.speed.bytes_per_second == BYTES // 2
+
+
+def test_no_answer() -> None:
+    bench = Bench()
+    assert bench.speed.tick(103.5) is None
+    assert bench.speed.bytes_per_second == 10**7
