@@ -149,16 +149,6 @@ WITHOUT_EFFECT: tuple[Group, ...] = (
         {"DMLC_LOCKLESS_QUEUE": _OFF, "DMLC_POLLING_IN_NANOSECOND": ("1000",)},
     ),
     Group("put gdb into the command: bpslaunch ... -- gdb --args python train.py", {"BYTEPS_ENABLE_GDB": _OFF}),
-    Group(
-        "workers are bound to cores by BYTEPS_VISIBLE_CPU_CORES alone",
-        {
-            "BYTEPS_NUMA_ON": (*_OFF, *_ON),
-            "BYTEPS_NUMA_DEFAULT_QUOTA": (),
-            "BYTEPS_NUMA_ROOT_QUOTA": ("0",),
-            "BYTEPS_MULTITHREADED_CPU": (*_OFF, *_ON),
-            "BYTEPS_CPU_BLACKLIST": ("-1",),
-        },
-    ),
     Group("CUDA_VISIBLE_DEVICES says which devices a process may use", {"BYTEPS_VISIBLE_DEVICE": ()}),
     Group(
         "read when BytePS is compiled; nothing of it is needed here",
