@@ -12,8 +12,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from byteps_py.binding_settings import BindingSettings, WorkerBindingSettings
 from byteps_py.role import Role
 from byteps_py.settings import LaunchSettings, SchedulerSettings, ServerSettings, WorkerSettings, variables_of
+from byteps_py.variables import examine
 
 __all__ = ["KNOWN", "READ", "WITHOUT_EFFECT", "Group", "at_start", "foreign_launch", "report"]
 
@@ -285,5 +287,10 @@ def _needs_launcher(environ: Mapping[str, str]) -> Iterator[str]:
                 f"{role_name}={value} comes too late{for_whom}: OpenMP libraries read {general} when they are loaded; "
                 f"start by bpslaunch, or export {general}={value}"
             )
-    if (found := table["visible_cores"].find(environ)) is not None:
-        yield f"{found[0]}={found[1].strip()} has no effect here: only bpslaunch binds workers to cores"
+    for kind in (BindingSettings, WorkerBindingSettings):
+        for finding in examine(kind, environ):
+            # Without bpslaunch nobody is bound, whatever BYTEPS_NUMA_ON says.
+            if finding.origin and finding.field != "numa_on" and finding.value != getattr(kind, finding.field):
+                yield (
+                    f"{finding.origin}={finding.text.strip()} has no effect here: only bpslaunch binds workers to cores"
+                )

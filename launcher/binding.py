@@ -61,9 +61,7 @@ class _Choice:
     """Whether a process may count on all that it is bound to, though servers that are not bound run there too."""
 
 
-def bind(
-    environ: Mapping[str, str], policy: str | None, topology: Topology, workers: int, servers: int = 0
-) -> Binding:
+def bind(environ: Mapping[str, str], policy: str | None, topology: Topology, workers: int, servers: int = 0) -> Binding:
     """Decide to which cores the processes are bound.
 
     Args:
@@ -91,9 +89,9 @@ def bind(
         offered = offered.limited(offered.first_threads())
     devices = _devices(environ, offered, workers)
     if policy is not None:
-        choice = _by_policy(policy, offered, devices, workers, servers)
+        sets = _by_policy(policy, offered, devices, workers, servers)
         unused = _left(given, "visible_cores", "default_quota", "root_quota")
-        choice = _Choice(choice[:workers], choice[workers:], f"--numa-binding={policy}", unused)
+        choice = _Choice(sets[:workers], sets[workers:], f"--numa-binding={policy}", unused)
     elif wish.visible_cores is not None:
         lists = _listed(wish, given, workers, free)
         choice = _Choice(lists, (), "BYTEPS_VISIBLE_CPU_CORES", _left(given, "default_quota", "root_quota"))
@@ -101,6 +99,9 @@ def bind(
         choice = _Choice(_by_quota(wish, given, offered, workers), (), "quotas")
     else:
         choice = _Choice(_by_nodes(offered, devices, workers), (), "BYTEPS_NUMA_ON", is_exact=False)
+    if not choice.workers:
+        reason = " and ".join(_left(given, "cpu_blacklist", "multithreaded_cpu"))
+        choice = _Choice(reason=reason, unused=choice.unused)
     return _settle(choice, free, offered.cores, workers, servers, topology)
 
 
@@ -138,7 +139,7 @@ def _settle(
         told = "" if topology is None or topology.is_told else ", since /sys does not tell them"
         count = 1 if topology is None else len(topology.nodes)
         nodes = f"{count} NUMA node{'' if count == 1 else 's'}{told}"
-        notes.append(f"cores by {choice.reason if choice.workers else 'BYTEPS_* variables'} ({nodes}): {words}")
+        notes.append(f"cores by {choice.reason} ({nodes}): {words}")
     return Binding(tuple(sets), tuple(server_sets), others, tuple(made[:workers]), tuple(made[workers:]), tuple(notes))
 
 
@@ -197,9 +198,7 @@ def _devices(environ: Mapping[str, str], topology: Topology, workers: int) -> tu
     return tuple(topology.numbers.index(number) for number in topology.devices)
 
 
-def _by_policy(
-    policy: str, topology: Topology, devices: tuple[int, ...], workers: int, servers: int
-) -> list[Group]:
+def _by_policy(policy: str, topology: Topology, devices: tuple[int, ...], workers: int, servers: int) -> list[Group]:
     """The cores of each worker and then of each server: a server is one process more."""
     count, nodes = workers + servers, topology.nodes
     sizes = _sizes(topology, nodes)

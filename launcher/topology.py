@@ -83,8 +83,7 @@ def flat(usable: Iterable[int]) -> Topology:
 def read_topology(usable: Group, root: Path = Path("/sys")) -> Topology:
     """Read what ``root``, laid out as ``/sys``, tells of the ``usable`` cores, of which there is at least one.
 
-    Raises:
-        Nothing: a file that is missing or makes no sense counts as not there.
+    A file that is missing or makes no sense counts as not there; no error is raised.
     """
     nodes, numbers, is_told = _nodes(usable, root)
 

@@ -8,10 +8,11 @@ from byteps_py.errors import SettingsError
 from byteps_py.launcher.arguments import Options
 from byteps_py.launcher.local import Draw, Machine, Plan, plan_job
 from byteps_py.launcher.processes import module_command
+from byteps_py.launcher.topology import flat
 from byteps_py.settings import ServerSettings, WorkerSettings, read
 from byteps_py.types import Role
 
-MACHINE = Machine(cores=frozenset(range(8)), devices=0)
+MACHINE = Machine(flat(range(8)), devices=0)
 DRAW = Draw(port=40123, job_id="3f", launch_id="9a")
 COMMAND = ("python", "train.py", "--name", "two words")
 
@@ -112,7 +113,7 @@ def test_options_of_servers_have_no_effect_without_one() -> None:
 def test_counts(
     workers: int | None, servers: int | None, environ: dict[str, str], devices: int, expected: tuple[int, int]
 ) -> None:
-    made = plan(workers, servers, environ, Machine(frozenset(range(8)), devices))
+    made = plan(workers, servers, environ, Machine(flat(range(8)), devices))
     roles = [spec.role for spec in made.specs]
     assert (roles.count(Role.WORKER), roles.count(Role.SERVER)) == expected
     assert roles.count(Role.SCHEDULER) == (1 if expected[1] else 0)
@@ -175,16 +176,16 @@ def test_another_jobs_variables_do_not_leak_in() -> None:
 
 
 def test_cores_are_shared_among_workers_and_servers() -> None:
-    made = plan(2, 2, machine=Machine(frozenset(range(9)), 0))
+    made = plan(2, 2, machine=Machine(flat(range(9)), 0))
     assert environment(made, "worker 0")["OMP_NUM_THREADS"] == "2"
     server = environment(made, "server 1")
     assert (server["OMP_NUM_THREADS"], server["OMP_WAIT_POLICY"]) == ("2", "passive")
     assert "OMP_WAIT_POLICY" not in environment(made, "worker 0")
-    assert environment(plan(4, 1, machine=Machine(frozenset(range(2)), 0)), "worker 3")["OMP_NUM_THREADS"] == "1"
+    assert environment(plan(4, 1, machine=Machine(flat(range(2)), 0)), "worker 3")["OMP_NUM_THREADS"] == "1"
 
 
 def test_engine_threads_split_a_servers_share() -> None:
-    made = plan(1, 1, {"BYTEPS_SERVER_ENGINE_THREAD": "2"}, Machine(frozenset(range(16)), 0))
+    made = plan(1, 1, {"BYTEPS_SERVER_ENGINE_THREAD": "2"}, Machine(flat(range(16)), 0))
     assert environment(made, "server 0")["OMP_NUM_THREADS"] == "4"
 
 
