@@ -351,6 +351,23 @@ def test_none_goes_before_everything(machines: dict[str, Topology]) -> None:
     assert note.count("BYTEPS_") == 5
 
 
+@pytest.mark.timeout(90)
+def test_real_processes_have_the_cores_that_were_asked_for() -> None:
+    first, second = sorted(usable_cores())[:2]
+    words = ["-n", "1", "-s", "1", "--numa-binding", "exclusive", "--", sys.executable, "-c", SHOW]
+    environ = {name: text for name, text in os.environ.items() if not name.startswith(("OMP_", "BYTEPS_", "DMLC_"))}
+    done = subprocess.run(
+        ["taskset", "-c", f"{first},{second}", sys.executable, "-m", "byteps_py.launcher", *words],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=80,
+        check=True,
+    )
+    assert done.stdout == f"[worker 0] worker {first} {{'1'}} server {second} {{'1'}}\n"
+    assert f"cores by --numa-binding=exclusive (1 NUMA node): worker 0: {first}; server 0: {second}" in done.stderr
+
+
 USABLE = cores("0-3,8")
 
 

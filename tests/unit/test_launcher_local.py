@@ -244,15 +244,40 @@ def test_workers_are_bound_to_cores_and_have_as_many_threads() -> None:
     made = plan(2, 1, {"BYTEPS_VISIBLE_CPU_CORES": "0-2:5"})
     assert [spec.cores for spec in made.specs] == [None, None, frozenset({0, 1, 2}), frozenset({5})]
     assert [spec.environment["OMP_NUM_THREADS"] for spec in made.specs[1:]] == ["2", "3", "1"]
-    assert made.notes[-1].endswith("workers: OMP_NUM_THREADS=3, OMP_NUM_THREADS=1")
+    assert made.notes[-2].endswith("workers: OMP_NUM_THREADS=3, OMP_NUM_THREADS=1")
+    assert made.notes[-1] == "cores by BYTEPS_VISIBLE_CPU_CORES (1 NUMA node): worker 0: 0-2; worker 1: 5"
+
+
+def test_servers_are_bound_by_the_option_and_know_their_cores() -> None:
+    foreign = {"BYTEPS_SERVER_CORES": "99"}
+    made = plan(2, 2, foreign, Machine(flat(range(9)), 0), numa_binding="exclusive")
+    assert [spec.cores for spec in made.specs] == [
+        None,
+        frozenset({4, 5}),
+        frozenset({6, 7, 8}),
+        frozenset({0, 1}),
+        frozenset({2, 3}),
+    ]
+    assert [spec.environment.get("OMP_NUM_THREADS") for spec in made.specs] == [None, "2", "3", "2", "2"]
+    assert [spec.environment.get("BYTEPS_SERVER_CORES") for spec in made.specs] == [None, "2", "3", None, None]
+    assert read(ServerSettings, environment(made, "server 1")).cores == 3
+    assert "BYTEPS_SERVER_CORES=99" in made.notes[0]
+    with pytest.raises(SettingsError, match="needs a physical core for each of 4 processes"):
+        plan(2, 2, None, Machine(flat(range(3)), 0), numa_binding="exclusive")
+
+
+def test_cores_that_are_kept_free_of_all_roles() -> None:
+    made = plan(2, 1, {"BYTEPS_CPU_BLACKLIST": "0-1"})
+    assert {spec.cores for spec in made.specs} == {frozenset(range(2, 8))}
+    assert [spec.environment.get("OMP_NUM_THREADS") for spec in made.specs] == [None, "2", "2", "2"]
 
 
 def test_a_bad_value_is_told_for_a_worker_alone_too() -> None:
     with pytest.raises(SettingsError) as caught:
         plan(1, None, {"BYTEPS_VISIBLE_CPU_CORES": "first", "OMP_WAIT_POLICY": "eager"})
     assert [problem.partition("=")[0] for problem in caught.value.problems] == [
-        "OMP_WAIT_POLICY",
         "BYTEPS_VISIBLE_CPU_CORES",
+        "OMP_WAIT_POLICY",
     ]
 
 

@@ -211,6 +211,37 @@ def test_a_service_becomes_the_launcher_itself(which: Role, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("which", [Role.SCHEDULER, Role.SERVER])
+def test_a_service_keeps_off_cores_that_are_to_be_free(
+    which: Role, launched: list[Launched], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("byteps_py.launcher.affinity.usable_cores", lambda: frozenset({0, 1, 2}))
+    environ = {**JOB, "BYTEPS_CPU_BLACKLIST": "1", "BYTEPS_NUMA_DEFAULT_QUOTA": "1"}
+    calls: list[tuple[str, object]] = []
+    monkeypatch.setattr("os.sched_setaffinity", lambda pid, cores: calls.append(("bind", cores)))
+    monkeypatch.setattr("os.execve", lambda *arguments: calls.append(("execute", arguments[0])))
+    run_role(which, Options(), environ)
+    assert calls[:2] == [("bind", frozenset({0, 2})), ("execute", sys.executable)]
+    run_role(which, Options(dry_run=True, numa_binding="node"), environ)
+    run_role(which, Options(dry_run=True, numa_binding="none"), environ)
+    assert [found.specs[0].cores for found in launched[-2:]] == [frozenset({0, 2}), None]
+    line = f"bpslaunch: a {which} starts no workers, so this is not used: --numa-binding node\n"
+    assert capsys.readouterr().err == line
+    with pytest.raises(SettingsError, match="BYTEPS_CPU_BLACKLIST='most' must be a list of cores"):
+        run_role(which, Options(), {**JOB, "BYTEPS_CPU_BLACKLIST": "most"})
+
+
+def test_workers_of_one_machine_of_several_are_bound_by_the_option(
+    launched: list[Launched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("byteps_py.launcher.role.read_topology", flat)
+    monkeypatch.setattr("byteps_py.launcher.affinity.usable_cores", lambda: frozenset(range(4)))
+    run_role(Role.WORKER, dataclasses.replace(OPTIONS, num_workers=2, numa_binding="exclusive"), JOB)
+    (found,) = launched
+    assert [spec.cores for spec in found.specs] == [frozenset({0, 1}), frozenset({2, 3})]
+    assert found.notes[-1] == "cores by --numa-binding=exclusive (1 NUMA node): worker 0: 0-1; worker 1: 2-3"
+
+
+@pytest.mark.parametrize("which", [Role.SCHEDULER, Role.SERVER])
 def test_a_service_with_logs_is_supervised_and_its_lines_stay_as_they_are(
     which: Role, launched: list[Launched], tmp_path: Path
 ) -> None:
