@@ -89,7 +89,10 @@ def test_every_word_after_the_command_is_the_commands(
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("--num", "4", "true"), "there is no option '--num' (did you mean --num-workers or --num-servers or --numa-binding?); "),
+        (
+            ("--num", "4", "true"),
+            "there is no option '--num' (did you mean --num-workers or --num-servers or --numa-binding?); ",
+        ),
         (("-n", "true"), "argument -n/--num-workers: 'true' must be a whole number from 1 to 65535 (is it missing "),
         (("-n", "2", "--"), "the command that the workers run is missing"),
     ],
