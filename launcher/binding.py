@@ -301,8 +301,8 @@ def _by_quota(wish: _Wish, given: Mapping[str, str], topology: Topology, workers
     if root < 1 or small * (workers - 1) + root > total:
         words = " and ".join(_left(given, "default_quota", "root_quota"))
         raise SettingsError(
-            f"{words}: {small} physical cores for each of {workers} workers, and {max(1, root)} for the last one, are "
-            f"more than the {total} that there are: set lower quotas, or start fewer workers"
+            f"{words}: {small} physical cores for {workers - 1} of {workers} workers, and {max(1, root)} for the last "
+            f"one, are more than the {total} that there are: set lower quotas, or start fewer workers"
         )
     quotas = [small] * (workers - 1) + [root]
     made: dict[int, Group] = {}

@@ -308,7 +308,8 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 COMPLETED = {
-    "bpslaunch --num": ["--num-servers", "--num-workers"],
+    "bpslaunch --num": ["--num-servers", "--num-workers", "--numa-binding"],
+    "bpslaunch --numa-binding so": ["socket"],
     "bpslaunch -n 2 --dr": ["--dry-run"],
     "bpslaunch -n2 --omp-wait-policy ": ["active", "passive"],
     "bpslaunch --worker-omp-wait-policy = a": ["active"],

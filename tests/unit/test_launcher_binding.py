@@ -251,12 +251,12 @@ def test_quotas(
     [
         (
             {"BYTEPS_NUMA_DEFAULT_QUOTA": "9"},
-            "BYTEPS_NUMA_DEFAULT_QUOTA='9': 9 physical cores for each of 2 workers, and 1 for the last one, are more "
+            "BYTEPS_NUMA_DEFAULT_QUOTA='9': 9 physical cores for 1 of 2 workers, and 1 for the last one, are more "
             "than the 8 that there are: set lower quotas, or start fewer workers",
         ),
         (
             {"BYTEPS_NUMA_DEFAULT_QUOTA": "5", "BYTEPS_NUMA_ROOT_QUOTA": "4"},
-            "BYTEPS_NUMA_DEFAULT_QUOTA='5' and BYTEPS_NUMA_ROOT_QUOTA='4': 5 physical cores for each of 2 workers, and "
+            "BYTEPS_NUMA_DEFAULT_QUOTA='5' and BYTEPS_NUMA_ROOT_QUOTA='4': 5 physical cores for 1 of 2 workers, and "
             "4 for the last one, are more than the 8 that there are: set lower quotas, or start fewer workers",
         ),
         (
