@@ -46,7 +46,7 @@ class Binding:
 
 @dataclass(frozen=True)
 class _Wish(WorkerBindingSettings, BindingSettings):
-    """The variables, and how those that are set were written."""
+    """The values of all variables."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,8 @@ def bind(environ: Mapping[str, str], policy: str | None, topology: Topology, wor
         lists = _listed(wish, given, workers, free)
         choice = _Choice(lists, (), "BYTEPS_VISIBLE_CPU_CORES", _left(given, "default_quota", "root_quota"))
     elif wish.default_quota or wish.root_quota:
-        choice = _Choice(_by_quota(wish, given, offered, workers), (), "quotas")
+        reason = " and ".join(_left(given, "default_quota", "root_quota"))
+        choice = _Choice(_by_quota(wish, given, offered, workers), (), reason)
     else:
         choice = _Choice(_by_nodes(offered, devices, workers), (), "BYTEPS_NUMA_ON", is_exact=False)
     if not choice.workers:
@@ -106,14 +107,16 @@ def bind(environ: Mapping[str, str], policy: str | None, topology: Topology, wor
 
 
 def _read(environ: Mapping[str, str]) -> tuple[_Wish, dict[str, str]]:
-    """The variables, and those that are set and good, by field, as ``NAME='text'``."""
-    findings = [each for each in examine(_Wish, environ) if not each.problem and each.origin]
+    """The variables, and those that ask for something, by field, as ``NAME='text'``."""
+    findings = [
+        each for each in examine(_Wish, environ) if not each.problem and each.value != getattr(_Wish, each.field)
+    ]
     wish = _Wish(**{each.field: each.value for each in findings})
     return wish, {each.field: f"{each.origin}={each.text.strip()!r}" for each in findings}
 
 
 def _left(given: Mapping[str, str], *fields: str) -> tuple[str, ...]:
-    """Those of the variables that are set; all that ask for something where no field is named."""
+    """Those of the variables that ask for something; where no field is named all but the switch."""
     return tuple(text for field, text in given.items() if field in fields or (not fields and field != "numa_on"))
 
 

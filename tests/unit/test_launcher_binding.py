@@ -244,6 +244,8 @@ def test_quotas(
         assert physical[-1] == root
     assert [cores(text) for text in expected] == list(found.workers)
     assert found.worker_cores == tuple(len(each or ()) for each in found.workers)
+    names = [f"BYTEPS_NUMA_{word}_QUOTA='{quota}'" for word, quota in (("DEFAULT", default), ("ROOT", root)) if quota]
+    assert found.notes[0].startswith(f"cores by {' and '.join(names)} (")
 
 
 @pytest.mark.parametrize(
@@ -317,6 +319,7 @@ EVERYTHING = {
 }
 LISTS = {name: text for name, text in EVERYTHING.items() if name != "BYTEPS_VISIBLE_CPU_CORES"}
 SAID = "BYTEPS_NUMA_DEFAULT_QUOTA='3' BYTEPS_NUMA_ROOT_QUOTA='2'"
+AS_WITHOUT = {"BYTEPS_CPU_BLACKLIST": "-1", "BYTEPS_NUMA_ROOT_QUOTA": "0", "BYTEPS_MULTITHREADED_CPU": "on"}
 BEFORE = "goes before these, which are not used:"
 ALSO = "BYTEPS_VISIBLE_CPU_CORES='0-1:2'"
 
@@ -331,7 +334,12 @@ ALSO = "BYTEPS_VISIBLE_CPU_CORES='0-1:2'"
             f"--numa-binding=node goes before these, which are not used: {ALSO} {SAID}",
         ),
         (None, EVERYTHING, ["0-1", "2"], f"BYTEPS_VISIBLE_CPU_CORES {BEFORE} {SAID}"),
-        (None, {**EVERYTHING, "BYTEPS_NUMA_ON": "0"}, ["0-1", "2"], None),
+        (
+            None,
+            {**EVERYTHING, "BYTEPS_NUMA_ON": "0"},
+            ["0-1", "2"],
+            f"BYTEPS_VISIBLE_CPU_CORES {BEFORE} {SAID}",
+        ),
         (None, LISTS, ["0-2", "3-4"], None),
         (
             None,
@@ -342,6 +350,8 @@ ALSO = "BYTEPS_VISIBLE_CPU_CORES='0-1:2'"
         ("node", {"BYTEPS_NUMA_ON": "0"}, ["0-7", "0-7"], None),
         (None, {"BYTEPS_NUMA_ON": "0"}, [None, None], None),
         ("none", {"BYTEPS_NUMA_ON": "1"}, [None, None], None),
+        ("none", AS_WITHOUT, [None, None], None),
+        (None, {**AS_WITHOUT, "BYTEPS_NUMA_ON": "0"}, [None, None], None),
     ],
 )
 def test_the_option_goes_before_the_lists_and_those_before_the_rest(
@@ -353,8 +363,8 @@ def test_the_option_goes_before_the_lists_and_those_before_the_rest(
 ) -> None:
     found = bind(environ, policy, machines["one socket"], 2)
     assert shown(found.workers) == expected
-    if note is not None:
-        assert found.notes[0] == note
+    told = [each for each in found.notes if not each.startswith("cores by ")]
+    assert told == ([] if note is None else [note])
 
 
 def test_none_goes_before_everything(machines: dict[str, Topology]) -> None:
