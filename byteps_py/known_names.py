@@ -12,8 +12,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from byteps_py.binding_settings import BindingSettings, WorkerBindingSettings
 from byteps_py.role import Role
 from byteps_py.settings import LaunchSettings, SchedulerSettings, ServerSettings, WorkerSettings, variables_of
+from byteps_py.variables import examine
 
 __all__ = ["KNOWN", "READ", "WITHOUT_EFFECT", "Group", "at_start", "foreign_launch", "report"]
 
@@ -149,16 +151,6 @@ WITHOUT_EFFECT: tuple[Group, ...] = (
         {"DMLC_LOCKLESS_QUEUE": _OFF, "DMLC_POLLING_IN_NANOSECOND": ("1000",)},
     ),
     Group("put gdb into the command: bpslaunch ... -- gdb --args python train.py", {"BYTEPS_ENABLE_GDB": _OFF}),
-    Group(
-        "workers are bound to cores by BYTEPS_VISIBLE_CPU_CORES alone",
-        {
-            "BYTEPS_NUMA_ON": (*_OFF, *_ON),
-            "BYTEPS_NUMA_DEFAULT_QUOTA": (),
-            "BYTEPS_NUMA_ROOT_QUOTA": ("0",),
-            "BYTEPS_MULTITHREADED_CPU": (*_OFF, *_ON),
-            "BYTEPS_CPU_BLACKLIST": ("-1",),
-        },
-    ),
     Group("CUDA_VISIBLE_DEVICES says which devices a process may use", {"BYTEPS_VISIBLE_DEVICE": ()}),
     Group(
         "read when BytePS is compiled; nothing of it is needed here",
@@ -295,5 +287,10 @@ def _needs_launcher(environ: Mapping[str, str]) -> Iterator[str]:
                 f"{role_name}={value} comes too late{for_whom}: OpenMP libraries read {general} when they are loaded; "
                 f"start by bpslaunch, or export {general}={value}"
             )
-    if (found := table["visible_cores"].find(environ)) is not None:
-        yield f"{found[0]}={found[1].strip()} has no effect here: only bpslaunch binds workers to cores"
+    for kind in (BindingSettings, WorkerBindingSettings):
+        for finding in examine(kind, environ):
+            # Without bpslaunch nobody is bound, whatever BYTEPS_NUMA_ON says.
+            if finding.origin and finding.field != "numa_on" and finding.value != getattr(kind, finding.field):
+                yield (
+                    f"{finding.origin}={finding.text.strip()} has no effect here: only bpslaunch binds workers to cores"
+                )

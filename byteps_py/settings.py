@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from byteps_py.binding_settings import BindingSettings, ServerShareSettings, WorkerBindingSettings
 from byteps_py.errors import SettingsError
 from byteps_py.network_settings import MAX_CONNECTIONS, NetworkSettings, TrafficSettings
 from byteps_py.record_settings import RecordSettings
@@ -22,7 +23,6 @@ from byteps_py.variables import (
     Variable,
     boolean,
     choice,
-    core_lists,
     examine,
     host,
     integer,
@@ -84,7 +84,7 @@ class ProcessSettings(RecordSettings, LogSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobSettings(NetworkSettings, ProcessSettings):
+class JobSettings(BindingSettings, NetworkSettings, ProcessSettings):
     """What every process of a distributed job must know."""
 
     num_worker: int = variable("DMLC_NUM_WORKER", integer(1, 65535), "number of worker machines")
@@ -132,7 +132,7 @@ class SchedulerSettings(JobSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerSettings(TrafficSettings, JobSettings):
+class ServerSettings(ServerShareSettings, TrafficSettings, JobSettings):
     """A server's settings."""
 
     log_level: str = _log_level("info")
@@ -158,7 +158,7 @@ class ServerSettings(TrafficSettings, JobSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerSettings(TrafficSettings, JobSettings):
+class WorkerSettings(WorkerBindingSettings, TrafficSettings, JobSettings):
     """A worker's settings."""
 
     worker_id: int | None = variable(
@@ -216,12 +216,6 @@ class WorkerSettings(TrafficSettings, JobSettings):
         None,
         "1",
         further=("OMP_NUM_THREADS", "BYTEPS_OMP_THREAD_PER_GPU"),
-    )
-    visible_cores: tuple[frozenset[int], ...] | None = variable(
-        "BYTEPS_VISIBLE_CPU_CORES",
-        core_lists(),
-        "bpslaunch binds each worker of this machine to the cores of its list",
-        None,
     )
 
 

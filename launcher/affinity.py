@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from byteps_py.errors import SettingsError
 from byteps_py.role import Role
 from byteps_py.settings import ServerSettings, WorkerSettings, settings_class, variables_of
 from byteps_py.variables import Variable
 
 __all__ = [
     "OpenMP",
-    "bind",
     "choose",
     "core_list",
     "count_devices",
@@ -120,39 +118,6 @@ def _settled(exported: tuple[bool, str] | None, default: str | None) -> str | No
 def usable_cores() -> frozenset[int]:
     """Numbers of the cores that this process, and so its children, may run on."""
     return frozenset(os.sched_getaffinity(0))
-
-
-def bind(environ: Mapping[str, str], workers: int, usable: frozenset[int]) -> tuple[frozenset[int] | None, ...]:
-    """The cores of each worker of this machine by ``BYTEPS_VISIBLE_CPU_CORES``; None for one that is not bound.
-
-    A value that is no list of cores is left for the one who reads the settings to tell.
-
-    Raises:
-        SettingsError: there are fewer lists than workers, or cores in them that are not ``usable`` here.
-    """
-    variable = dict(variables_of(WorkerSettings))["visible_cores"]
-    if (found := variable.find(environ)) is None:
-        return (None,) * workers
-    name, text = found
-    try:
-        lists: tuple[frozenset[int], ...] = variable.parse(text)
-    except ValueError:
-        return (None,) * workers
-    problems = []
-    if len(lists) < workers:
-        problems.append(
-            f"{name}={text!r} has {len(lists)} of the {workers} lists that are needed: one for each worker of this "
-            "machine, with colons between them"
-        )
-    missing = frozenset().union(*lists[:workers]) - usable
-    if missing:
-        problems.append(
-            f"{name}={text!r} names {describe_cores(missing)}, but this process may run on "
-            f"{describe_cores(usable)} only"
-        )
-    if problems:
-        raise SettingsError(problems)
-    return lists[:workers]
 
 
 def describe_cores(numbers: Iterable[int]) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from byteps_py import completion
+from byteps_py.launcher.binding import POLICIES as BINDINGS
 from byteps_py.role import Role
 from byteps_py.settings import JobSettings, variables_of
 from byteps_py.variables import choice, integer
@@ -52,6 +53,8 @@ environment of every use (docs/env.md has all of it; `bps env` shows the values 
   BYTEPS_GRACE_PERIOD=20               seconds that SIGTERM leaves to the workers
   BYTEPS_PORT_RANGE=LOW-HIGH           every port that is listened at lies in it
   BYTEPS_VISIBLE_CPU_CORES=0-3:4-7     cores that each worker is bound to
+  BYTEPS_NUMA_ON=0                     no binding; else workers are bound to NUMA nodes where there
+                                       are several and the workers come out even (docs/affinity.md)
 
 OpenMP: an option goes before BYTEPS_SERVER_OMP_WAIT_POLICY, BYTEPS_SERVER_OMP_NUM_THREADS (for
 workers BYTEPS_WORKER_OMP_...), these before OMP_WAIT_POLICY and OMP_NUM_THREADS, these before
@@ -80,6 +83,7 @@ class Options:
     omp_num_threads: int | None = None
     worker_omp_wait_policy: str | None = None
     worker_omp_num_threads: int | None = None
+    numa_binding: str | None = None
     prefix: bool = True
     log_dir: Path | None = None
     start_timeout: str | None = None
@@ -184,6 +188,14 @@ def _parser() -> argparse.ArgumentParser:
         help="servers (default: 1; none with one worker, unless BYTEPS_FORCE_DISTRIBUTED=1)",
     )
     _add_openmp(parser)
+    add(
+        "--numa-binding",
+        metavar=_alternatives(BINDINGS),
+        type=_one_of(BINDINGS),
+        choices=BINDINGS,
+        help="bind each process to a NUMA node, to the socket of one, to its share of the node's cores, or to cores "
+        "that share a cache (default: see BYTEPS_NUMA_ON below)",
+    )
     add("--log-dir", metavar="DIR", type=_folder, help="write the output of each process also to DIR/worker-0.log ...")
     add(
         "--no-prefix",

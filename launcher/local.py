@@ -14,8 +14,10 @@ from byteps_py.errors import SettingsError
 from byteps_py.launcher import affinity, ports
 from byteps_py.launcher.affinity import OpenMP
 from byteps_py.launcher.arguments import Options, openmp_words
+from byteps_py.launcher.binding import Binding, bind
 from byteps_py.launcher.launch import launch, setting
 from byteps_py.launcher.processes import ProcessSpec, module_command
+from byteps_py.launcher.topology import Group, Topology, read_topology
 from byteps_py.role import Role
 from byteps_py.settings import inspect, settings_class
 
@@ -27,6 +29,7 @@ _OWN_VARIABLES = (
     "BYTEPS_LAUNCH_ID",
     "BYTEPS_LOCAL_RANK",
     "BYTEPS_LOCAL_SIZE",
+    "BYTEPS_SERVER_CORES",
     "BYTEPS_START_TIMEOUT",
 )
 
@@ -35,7 +38,7 @@ _OWN_VARIABLES = (
 class Machine:
     """What the plan must know of this machine."""
 
-    cores: frozenset[int]
+    topology: Topology
     devices: int
 
 
@@ -71,25 +74,33 @@ def plan_job(options: Options, environ: Mapping[str, str], machine: Machine, dra
         SettingsError: the options contradict each other, or a variable that is passed on has a bad value.
     """
     workers, servers = _counts(options, environ, machine.devices)
-    bindings = affinity.bind(environ, workers, machine.cores)
-    server, worker = _openmp(options, environ, max(1, len(machine.cores) // (workers + servers)), bindings)
+    binding = bind(environ, options.numa_binding, machine.topology, workers, servers)
+    server, worker = _openmp(options, environ, binding)
     inherited, ignored = _inherit(environ)
     notes = [f"the whole job runs here, so these are not used: {' '.join(ignored)}"] if ignored else []
     notes += [] if servers else notes_without_server(options)
-    notes.append(_summary(servers, draw, server, worker))
+    notes += [_summary(draw, server, worker), *binding.notes]
     common = inherited | {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": str(servers), "PYTHONUNBUFFERED": "1"}
     common["BYTEPS_LAUNCH_ID"] = draw.launch_id
     if not servers:
-        alone = (_worker(options, common, 0, bindings, worker),)
+        alone = (_worker(options, common, 0, binding, worker),)
         _check(alone)
         return Plan(alone, tuple(notes))
     common |= _job_variables(options, draw)
     quiet = _quiet(environ)
     listen = [{"DMLC_PORT": str(port)} for port in draw.server_ports] or [{}] * servers
+    # A server that is bound cannot see how many cores are for it alone.
+    own = [
+        {} if cores is None else {"BYTEPS_SERVER_CORES": str(share)}
+        for cores, share in zip(binding.servers, binding.server_cores, strict=True)
+    ]
     specs = (
-        _service(Role.SCHEDULER, 0, common | quiet, OpenMP()),
-        *(_service(Role.SERVER, index, common | quiet | listen[index], server) for index in range(servers)),
-        *(_worker(options, common | {"DMLC_ROLE": "worker"}, index, bindings, worker) for index in range(workers)),
+        _service(Role.SCHEDULER, 0, common | quiet, OpenMP(), binding.others),
+        *(
+            _service(Role.SERVER, index, common | quiet | listen[index] | own[index], server[index], cores)
+            for index, cores in enumerate(binding.servers)
+        ),
+        *(_worker(options, common | {"DMLC_ROLE": "worker"}, index, binding, worker) for index in range(workers)),
     )
     _check(specs)
     return Plan(specs, tuple(notes))
@@ -108,7 +119,8 @@ def run_job(options: Options, environ: Mapping[str, str], notes: Sequence[str] =
         CommandError: the command cannot be run. Nothing has been started.
         OSError: there are not enough free ports, or the launcher cannot start its guard.
     """
-    machine = Machine(affinity.usable_cores(), affinity.count_devices(environ, affinity.device_files()))
+    topology = read_topology(affinity.usable_cores())
+    machine = Machine(topology, affinity.count_devices(environ, affinity.device_files()))
     _, servers = _counts(options, environ, machine.devices)
     port_range = setting(environ, "port_range")
     with ports.hold(HOST, min(servers, 1) + (servers if port_range else 0), port_range if servers else None) as held:
@@ -129,31 +141,30 @@ def _counts(options: Options, environ: Mapping[str, str], devices: int) -> tuple
     return workers, servers
 
 
-def _openmp(
-    options: Options, environ: Mapping[str, str], share: int, bindings: Sequence[frozenset[int] | None]
-) -> tuple[OpenMP, list[OpenMP]]:
-    """For a server and for each worker.
-
-    A worker gets the cores that it is bound to, else ``share`` cores; a server as many, split among its engine threads.
-    """
-    server = affinity.choose(
-        Role.SERVER,
-        environ,
-        wait_policy=options.omp_wait_policy,
-        num_threads=options.omp_num_threads,
-        default=OpenMP("passive", str(max(1, share // affinity.engine_threads(environ)))),
-    )
+def _openmp(options: Options, environ: Mapping[str, str], binding: Binding) -> tuple[list[OpenMP], list[OpenMP]]:
+    """For each server and each worker; a server's cores are split among its engine threads."""
+    engines = affinity.engine_threads(environ)
+    servers = [
+        affinity.choose(
+            Role.SERVER,
+            environ,
+            wait_policy=options.omp_wait_policy,
+            num_threads=options.omp_num_threads,
+            default=OpenMP("passive", str(max(1, cores // engines))),
+        )
+        for cores in binding.server_cores
+    ]
     workers = [
         affinity.choose(
             Role.WORKER,
             environ,
             wait_policy=options.worker_omp_wait_policy,
             num_threads=options.worker_omp_num_threads,
-            default=OpenMP(num_threads=str(len(bound or range(share)))),
+            default=OpenMP(num_threads=str(cores)),
         )
-        for bound in bindings
+        for cores in binding.worker_cores
     ]
-    return server, workers
+    return servers, workers
 
 
 def _inherit(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -181,24 +192,23 @@ def _quiet(environ: Mapping[str, str]) -> dict[str, str]:
     return {} if chosen else {"BYTEPS_LOG_LEVEL": "warning"}
 
 
-def _service(role: Role, index: int, common: Mapping[str, str], openmp: OpenMP) -> ProcessSpec:
+def _service(role: Role, index: int, common: Mapping[str, str], openmp: OpenMP, cores: Group | None) -> ProcessSpec:
     label = "scheduler" if role is Role.SCHEDULER else f"{role} {index}"
     environment = openmp.settle({**common, "DMLC_ROLE": str(role)})
-    return ProcessSpec(role, label, module_command("byteps_py", str(role)), environment)
+    return ProcessSpec(role, label, module_command("byteps_py", str(role)), environment, cores=cores)
 
 
 def _worker(
     options: Options,
     common: Mapping[str, str],
     index: int,
-    bindings: Sequence[frozenset[int] | None],
+    binding: Binding,
     openmp: Sequence[OpenMP],
 ) -> ProcessSpec:
-    size = len(bindings)
+    size = len(binding.workers)
     environment = openmp[index].settle({**common, "DMLC_WORKER_ID": "0", **local_variables(index, size)})
-    return ProcessSpec(
-        Role.WORKER, f"worker {index}", options.command, environment, read_stdin=size == 1, cores=bindings[index]
-    )
+    cores = binding.workers[index]
+    return ProcessSpec(Role.WORKER, f"worker {index}", options.command, environment, read_stdin=size == 1, cores=cores)
 
 
 def _check(specs: Sequence[ProcessSpec]) -> None:
@@ -213,15 +223,19 @@ def _check(specs: Sequence[ProcessSpec]) -> None:
         raise SettingsError(list(problems))
 
 
-def _summary(servers: int, draw: Draw, server: OpenMP, workers: Sequence[OpenMP]) -> str:
-    settled = ", ".join(dict.fromkeys(each.describe() for each in workers))
-    worker_openmp = f"{'workers' if len(workers) > 1 else 'worker'}: {settled}"
+def _summary(draw: Draw, servers: Sequence[OpenMP], workers: Sequence[OpenMP]) -> str:
+    worker_openmp = _described("worker", workers)
     if not servers:
         return f"1 worker, no server, nothing to connect; {worker_openmp}"
     return (
-        f"{plural(len(workers), 'worker')}, {plural(servers, 'server')}, scheduler on {HOST}:{draw.port}, "
-        f"job {draw.job_id}; {'servers' if servers > 1 else 'server'}: {server.describe()}; {worker_openmp}"
+        f"{plural(len(workers), 'worker')}, {plural(len(servers), 'server')}, scheduler on {HOST}:{draw.port}, "
+        f"job {draw.job_id}; {_described('server', servers)}; {worker_openmp}"
     )
+
+
+def _described(word: str, processes: Sequence[OpenMP]) -> str:
+    settled = ", ".join(dict.fromkeys(each.describe() for each in processes))
+    return f"{word if len(processes) == 1 else f'{word}s'}: {settled}"
 
 
 def notes_without_server(options: Options) -> list[str]:

@@ -111,7 +111,7 @@ class Child:
                 preexec_fn=prepare,  # noqa: PLW1509
             )
         except subprocess.SubprocessError as error:  # what the function raises is not passed on
-            reason = "the launcher's guard is gone, or the cores of the process are not there any more"
+            reason = "the launcher's guard is gone, or the process may not be bound to its cores (BYTEPS_NUMA_ON=0?)"
             raise OSError(errno.EPERM, reason) from error
 
     @property

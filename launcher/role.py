@@ -14,9 +14,11 @@ from byteps_py.errors import SettingsError
 from byteps_py.launcher import affinity
 from byteps_py.launcher.affinity import OpenMP
 from byteps_py.launcher.arguments import Options, openmp_words
+from byteps_py.launcher.binding import NO_BINDING, Binding, bind
 from byteps_py.launcher.launch import launch
 from byteps_py.launcher.local import local_variables, notes_without_server, plural, run_job
 from byteps_py.launcher.processes import ProcessSpec, module_command
+from byteps_py.launcher.topology import read_topology
 from byteps_py.role import Role
 from byteps_py.settings import WorkerSettings, is_distributed, read, settings_class, why_needless
 
@@ -64,7 +66,8 @@ def run_role(role: Role, options: Options, environ: Mapping[str, str]) -> int:
 def _unused(options: Options) -> str | None:
     """What only workers have a use for, and why."""
     count = () if options.num_workers is None else ("-n", str(options.num_workers))
-    about_workers = (*count, *openmp_words(options, Role.WORKER))
+    places = () if options.numa_binding in (None, NO_BINDING) else ("--numa-binding", options.numa_binding)
+    about_workers = (*count, *openmp_words(options, Role.WORKER), *places)
     if not about_workers and not options.command:
         return None
     does = "starts no workers" if about_workers else "runs no command"
@@ -79,9 +82,14 @@ def _run_service(role: Role, options: Options, environ: Mapping[str, str]) -> in
     """
     label = str(role) if role is Role.SCHEDULER else f"{role} {_place()}"
     environment = {**environ, "PYTHONUNBUFFERED": "1"}
-    spec = ProcessSpec(role, label, module_command("byteps_py", str(role)), environment, read_stdin=True)
+    # A policy shares a machine out among all that are started together; of one process it knows no neighbours.
+    policy = NO_BINDING if options.numa_binding == NO_BINDING else None
+    cores = bind(environ, policy, read_topology(affinity.usable_cores()), 0).others
+    spec = ProcessSpec(role, label, module_command("byteps_py", str(role)), environment, read_stdin=True, cores=cores)
     if options.log_dir is None and not options.dry_run:
         sys.stderr.flush()
+        if cores is not None:
+            os.sched_setaffinity(0, cores)
         os.execve(spec.argv[0], spec.argv, spec.environment)
     return launch([spec], (), dataclasses.replace(options, prefix=False), report_failures=False)
 
@@ -113,10 +121,17 @@ def _run_workers(options: Options, environ: Mapping[str, str]) -> int:
         return run_job(job, own, [*_notes_inside_a_launch(environ), note])
     distributed = is_distributed(settings)
     place = _place() if options.log_dir is not None else None
-    specs = plan_workers(options, environ, settings, affinity.usable_cores(), secrets.token_hex(8), place)
+    topology = read_topology(affinity.usable_cores())
+    binding = bind(environ, options.numa_binding, topology, settings.local_size)
+    specs = plan_workers(options, environ, settings, binding, secrets.token_hex(8), place)
     return launch(
         specs,
-        [*_notes_inside_a_launch(environ), *notes_without_server(options), _summary(settings, specs)],
+        [
+            *_notes_inside_a_launch(environ),
+            *notes_without_server(options),
+            _summary(settings, specs),
+            *binding.notes,
+        ],
         options,
         report_failures=distributed,
         herald_environment=specs[0].environment if distributed else None,
@@ -132,7 +147,7 @@ def plan_workers(
     options: Options,
     environ: Mapping[str, str],
     settings: WorkerSettings,
-    cores: frozenset[int],
+    binding: Binding,
     launch_id: str,
     place: str | None = None,
 ) -> tuple[ProcessSpec, ...]:
@@ -140,23 +155,20 @@ def plan_workers(
 
     Args:
         settings: as read from ``environ``, with the ``local_size`` that is wanted.
-        cores: shared out among the workers.
+        binding: the cores of as many workers.
         launch_id: becomes ``BYTEPS_LAUNCH_ID``.
         place: names the machine in labels where it has no number; None if nobody could mix machines up.
-
-    Raises:
-        SettingsError: the workers are to be bound to cores that this machine does not have.
     """
     size = settings.local_size
     common = {**environ, "BYTEPS_LAUNCH_ID": launch_id, "PYTHONUNBUFFERED": "1"}
     specs = []
-    for index, bound in enumerate(affinity.bind(environ, size, cores)):
+    for index, (bound, cores) in enumerate(zip(binding.workers, binding.worker_cores, strict=True)):
         openmp = affinity.choose(
             Role.WORKER,
             environ,
             wait_policy=options.worker_omp_wait_policy,
             num_threads=options.worker_omp_num_threads,
-            default=OpenMP(num_threads=str(max(1, len(bound) if bound else len(cores) // size))),
+            default=OpenMP(num_threads=str(cores)),
         )
         environment = openmp.settle({**common, **local_variables(index, size)})
         label = _label(settings, index, place)

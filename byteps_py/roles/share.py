@@ -13,7 +13,7 @@ __all__ = ["share_of", "team_of"]
 def share_of(welcome: Welcome, cores: int) -> int:
     """Cores for each server of this one's host, at least 1; ``cores`` are those that this process may use.
 
-    They are taken to be the same for all of them; servers that are bound to cores of their own set their teams.
+    They are taken to be the same for all of them; who binds servers to cores of their own sets BYTEPS_SERVER_CORES.
     """
     hosts = [each.host for each in welcome.servers]
     return max(1, cores // hosts.count(hosts[welcome.rank]))
@@ -24,7 +24,7 @@ def team_of(settings: ServerSettings, welcome: Welcome, cores: int, log: logging
 
     If what is set needs more, the numbers go to ``log``, once.
     """
-    share = share_of(welcome, cores)
+    share = settings.cores or share_of(welcome, cores)
     engines = settings.engine_threads
     team = settings.omp_num_threads or max(1, share // engines)
     if engines * team > share:

@@ -15,7 +15,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "role", "version"),
     ("types",),
     ("variables",),
-    ("record_settings", "network_settings"),
+    ("record_settings", "network_settings", "binding_settings"),
     ("completion",),
     ("settings", "torchrun"),
     ("known_names",),
@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 """From the bottom up: a module imports from its own part and from lower rows. ``__init__`` is the package itself."""
 
 LAUNCHER_MAY_IMPORT = frozenset(
-    {"errors", "role", "variables", "completion", "settings", "known_names", "ports", "version"}
+    {"errors", "role", "variables", "completion", "binding_settings", "settings", "known_names", "ports", "version"}
 )
 """The launcher stands apart, so that starting processes loads next to nothing."""
 

@@ -89,7 +89,10 @@ def test_every_word_after_the_command_is_the_commands(
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("--num", "4", "true"), "there is no option '--num' (did you mean --num-workers or --num-servers?); "),
+        (
+            ("--num", "4", "true"),
+            "there is no option '--num' (did you mean --num-workers or --num-servers or --numa-binding?); ",
+        ),
         (("-n", "true"), "argument -n/--num-workers: 'true' must be a whole number from 1 to 65535 (is it missing "),
         (("-n", "2", "--"), "the command that the workers run is missing"),
     ],
@@ -305,7 +308,8 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 COMPLETED = {
-    "bpslaunch --num": ["--num-servers", "--num-workers"],
+    "bpslaunch --num": ["--num-servers", "--num-workers", "--numa-binding"],
+    "bpslaunch --numa-binding so": ["socket"],
     "bpslaunch -n 2 --dr": ["--dry-run"],
     "bpslaunch -n2 --omp-wait-policy ": ["active", "passive"],
     "bpslaunch --worker-omp-wait-policy = a": ["active"],

@@ -119,6 +119,8 @@ class TestAtStart:
         environ = {"BYTEPS_ENABLE_ASYNC": "1", "BYTEPS_VISIBLE_CPU_CORES": "0"}
         assert at_start(Role.WORKER, {**environ, "BYTEPS_LAUNCH_ID": "9a"}) == []
         assert len(at_start(Role.WORKER, environ)) == 2
+        as_without = {"BYTEPS_CPU_BLACKLIST": "-1", "BYTEPS_MULTITHREADED_CPU": "yes", "BYTEPS_NUMA_ON": "0"}
+        assert at_start(Role.WORKER, {**as_without, "BYTEPS_NUMA_DEFAULT_QUOTA": "0"}) == []
         assert at_start(Role.SERVER, environ) == report(environ)
 
     @pytest.mark.parametrize(
@@ -137,6 +139,10 @@ class TestAtStart:
             (
                 {"BYTEPS_VISIBLE_CPU_CORES": "0-3"},
                 "BYTEPS_VISIBLE_CPU_CORES=0-3 has no effect here: only bpslaunch binds workers to cores",
+            ),
+            (
+                {"BYTEPS_CPU_BLACKLIST": "0"},
+                "BYTEPS_CPU_BLACKLIST=0 has no effect here: only bpslaunch binds workers to cores",
             ),
         ],
     )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -21,7 +19,6 @@ JOB = {
     "DMLC_PS_ROOT_URI": "10.0.0.1",
     "DMLC_PS_ROOT_PORT": "9000",
 }
-SHOW = "import os; print(*os.sched_getaffinity(0), os.environ['OMP_NUM_THREADS'])"
 
 
 @pytest.mark.parametrize(
@@ -121,54 +118,12 @@ def test_listed_devices(environ: dict[str, str], present: int, count: int | None
     assert affinity.count_devices(environ, present) == (present if count is None else count)
 
 
-USABLE = frozenset({0, 1, 2, 3, 8})
-
-
-@pytest.mark.parametrize(
-    ("text", "workers", "expected"),
-    [
-        (None, 2, (None, None)),
-        (" ", 1, (None,)),
-        ("0-1:2,8", 2, (frozenset({0, 1}), frozenset({2, 8}))),
-        ("0:1:99", 2, (frozenset({0}), frozenset({1}))),
-        (" 0 - 3 , 8 ", 1, (USABLE,)),
-        ("no list", 2, (None, None)),
-    ],
-)
-def test_bind(text: str | None, workers: int, expected: tuple[frozenset[int] | None, ...]) -> None:
-    environ = {} if text is None else {"BYTEPS_VISIBLE_CPU_CORES": text}
-    assert affinity.bind(environ, workers, USABLE) == expected
-
-
-def test_cores_that_are_not_there_and_lists_that_are_missing_are_told_together() -> None:
-    with pytest.raises(SettingsError) as caught:
-        affinity.bind({"BYTEPS_VISIBLE_CPU_CORES": "0-1:4-7,9"}, 3, USABLE)
-    assert caught.value.problems == (
-        "BYTEPS_VISIBLE_CPU_CORES='0-1:4-7,9' has 2 of the 3 lists that are needed: one for each worker of this "
-        "machine, with colons between them",
-        "BYTEPS_VISIBLE_CPU_CORES='0-1:4-7,9' names cores 4-7,9, but this process may run on cores 0-3,8 only",
-    )
-
-
 @pytest.mark.parametrize(
     ("numbers", "text"),
     [({3}, "core 3"), ({0, 1}, "cores 0-1"), ({0, 2}, "cores 0,2"), ({10, 1, 2, 3}, "cores 1-3,10")],
 )
 def test_describe_cores(numbers: set[int], text: str) -> None:
     assert affinity.describe_cores(numbers) == text
-
-
-def test_a_worker_runs_on_its_cores() -> None:
-    core = max(affinity.usable_cores())
-    done = subprocess.run(
-        [sys.executable, "-m", "byteps_py.launcher", "--no-prefix", "--", sys.executable, "-c", SHOW],
-        env={**os.environ, "BYTEPS_VISIBLE_CPU_CORES": str(core), "OMP_NUM_THREADS": ""},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout.split() == [str(core), "1"]
 
 
 @pytest.mark.parametrize(("text", "threads"), [("", 1), ("4", 4), ("0", 1), ("two", 1), ("-3", 1)])

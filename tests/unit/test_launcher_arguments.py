@@ -36,6 +36,7 @@ USAGE = "usage: bpslaunch [options] [--] COMMAND ..."
         (["--log-dir=a=b", "true"], Options(("true",), log_dir=Path("a=b"))),
         (["--start-timeout", "0.5", "true"], Options(("true",), start_timeout="0.5")),
         (["--dry-run", "true"], Options(("true",), dry_run=True)),
+        (["--numa-binding", "Core-Complex", "true"], Options(("true",), numa_binding="core-complex")),
         (["-n", "2"], Options(num_workers=2)),
         ([], Options()),
     ],
@@ -120,7 +121,7 @@ def test_usage_errors(argv: list[str], message: str, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("word", "hint"),
     [
-        ("--num", "did you mean --num-workers or --num-servers?"),
+        ("--num", "did you mean --num-workers or --num-servers or --numa-binding?"),
         ("--num_workers", "did you mean --num-workers?"),
         ("--servers=2", "did you mean --num-servers?"),
         ("--dryrun", "did you mean --dry-run?"),

@@ -8,10 +8,11 @@ from byteps_py.errors import SettingsError
 from byteps_py.launcher.arguments import Options
 from byteps_py.launcher.local import Draw, Machine, Plan, plan_job
 from byteps_py.launcher.processes import module_command
+from byteps_py.launcher.topology import flat
 from byteps_py.settings import ServerSettings, WorkerSettings, read
 from byteps_py.types import Role
 
-MACHINE = Machine(cores=frozenset(range(8)), devices=0)
+MACHINE = Machine(flat(range(8)), devices=0)
 DRAW = Draw(port=40123, job_id="3f", launch_id="9a")
 COMMAND = ("python", "train.py", "--name", "two words")
 
@@ -112,7 +113,7 @@ def test_options_of_servers_have_no_effect_without_one() -> None:
 def test_counts(
     workers: int | None, servers: int | None, environ: dict[str, str], devices: int, expected: tuple[int, int]
 ) -> None:
-    made = plan(workers, servers, environ, Machine(frozenset(range(8)), devices))
+    made = plan(workers, servers, environ, Machine(flat(range(8)), devices))
     roles = [spec.role for spec in made.specs]
     assert (roles.count(Role.WORKER), roles.count(Role.SERVER)) == expected
     assert roles.count(Role.SCHEDULER) == (1 if expected[1] else 0)
@@ -175,16 +176,16 @@ def test_another_jobs_variables_do_not_leak_in() -> None:
 
 
 def test_cores_are_shared_among_workers_and_servers() -> None:
-    made = plan(2, 2, machine=Machine(frozenset(range(9)), 0))
+    made = plan(2, 2, machine=Machine(flat(range(9)), 0))
     assert environment(made, "worker 0")["OMP_NUM_THREADS"] == "2"
     server = environment(made, "server 1")
     assert (server["OMP_NUM_THREADS"], server["OMP_WAIT_POLICY"]) == ("2", "passive")
     assert "OMP_WAIT_POLICY" not in environment(made, "worker 0")
-    assert environment(plan(4, 1, machine=Machine(frozenset(range(2)), 0)), "worker 3")["OMP_NUM_THREADS"] == "1"
+    assert environment(plan(4, 1, machine=Machine(flat(range(2)), 0)), "worker 3")["OMP_NUM_THREADS"] == "1"
 
 
 def test_engine_threads_split_a_servers_share() -> None:
-    made = plan(1, 1, {"BYTEPS_SERVER_ENGINE_THREAD": "2"}, Machine(frozenset(range(16)), 0))
+    made = plan(1, 1, {"BYTEPS_SERVER_ENGINE_THREAD": "2"}, Machine(flat(range(16)), 0))
     assert environment(made, "server 0")["OMP_NUM_THREADS"] == "4"
 
 
@@ -243,15 +244,40 @@ def test_workers_are_bound_to_cores_and_have_as_many_threads() -> None:
     made = plan(2, 1, {"BYTEPS_VISIBLE_CPU_CORES": "0-2:5"})
     assert [spec.cores for spec in made.specs] == [None, None, frozenset({0, 1, 2}), frozenset({5})]
     assert [spec.environment["OMP_NUM_THREADS"] for spec in made.specs[1:]] == ["2", "3", "1"]
-    assert made.notes[-1].endswith("workers: OMP_NUM_THREADS=3, OMP_NUM_THREADS=1")
+    assert made.notes[-2].endswith("workers: OMP_NUM_THREADS=3, OMP_NUM_THREADS=1")
+    assert made.notes[-1] == "cores by BYTEPS_VISIBLE_CPU_CORES (1 NUMA node): worker 0: 0-2; worker 1: 5"
+
+
+def test_servers_are_bound_by_the_option_and_know_their_cores() -> None:
+    foreign = {"BYTEPS_SERVER_CORES": "99"}
+    made = plan(2, 2, foreign, Machine(flat(range(9)), 0), numa_binding="exclusive")
+    assert [spec.cores for spec in made.specs] == [
+        None,
+        frozenset({4, 5}),
+        frozenset({6, 7, 8}),
+        frozenset({0, 1}),
+        frozenset({2, 3}),
+    ]
+    assert [spec.environment.get("OMP_NUM_THREADS") for spec in made.specs] == [None, "2", "3", "2", "2"]
+    assert [spec.environment.get("BYTEPS_SERVER_CORES") for spec in made.specs] == [None, "2", "3", None, None]
+    assert read(ServerSettings, environment(made, "server 1")).cores == 3
+    assert "BYTEPS_SERVER_CORES=99" in made.notes[0]
+    with pytest.raises(SettingsError, match="needs a physical core for each of 4 processes"):
+        plan(2, 2, None, Machine(flat(range(3)), 0), numa_binding="exclusive")
+
+
+def test_cores_that_are_kept_free_of_all_roles() -> None:
+    made = plan(2, 1, {"BYTEPS_CPU_BLACKLIST": "0-1"})
+    assert {spec.cores for spec in made.specs} == {frozenset(range(2, 8))}
+    assert [spec.environment.get("OMP_NUM_THREADS") for spec in made.specs] == [None, "2", "2", "2"]
 
 
 def test_a_bad_value_is_told_for_a_worker_alone_too() -> None:
     with pytest.raises(SettingsError) as caught:
         plan(1, None, {"BYTEPS_VISIBLE_CPU_CORES": "first", "OMP_WAIT_POLICY": "eager"})
     assert [problem.partition("=")[0] for problem in caught.value.problems] == [
-        "OMP_WAIT_POLICY",
         "BYTEPS_VISIBLE_CPU_CORES",
+        "OMP_WAIT_POLICY",
     ]
 
 

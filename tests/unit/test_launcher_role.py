@@ -14,8 +14,10 @@ import pytest
 from byteps_py.errors import SettingsError
 from byteps_py.launcher import role
 from byteps_py.launcher.arguments import Options
+from byteps_py.launcher.binding import bind
 from byteps_py.launcher.processes import ProcessSpec, module_command
 from byteps_py.launcher.role import plan_workers, run_role
+from byteps_py.launcher.topology import flat
 from byteps_py.settings import WorkerSettings, read
 from byteps_py.types import Role
 
@@ -35,7 +37,11 @@ def settings(**changed: str) -> WorkerSettings:
 def test_each_local_worker_has_its_own_rank() -> None:
     environ = {**JOB, "DMLC_ROLE": "worker", "DMLC_WORKER_ID": "1"}
     specs = plan_workers(
-        OPTIONS, environ, settings(DMLC_WORKER_ID="1", BYTEPS_LOCAL_SIZE="3"), cores=frozenset(range(8)), launch_id="9a"
+        OPTIONS,
+        environ,
+        settings(DMLC_WORKER_ID="1", BYTEPS_LOCAL_SIZE="3"),
+        bind({}, None, flat(range(8)), 3),
+        launch_id="9a",
     )
     assert [spec.label for spec in specs] == ["worker 1.0", "worker 1.1", "worker 1.2"]
     for index, spec in enumerate(specs):
@@ -62,7 +68,8 @@ def test_each_local_worker_has_its_own_rank() -> None:
     ],
 )
 def test_labels_never_claim_a_rank_that_only_the_scheduler_knows(variables: dict[str, str], label: str) -> None:
-    specs = plan_workers(OPTIONS, JOB, settings(**variables), cores=frozenset({0}), launch_id="9a")
+    found = settings(**variables)
+    specs = plan_workers(OPTIONS, JOB, found, bind({}, None, flat({0}), found.local_size), launch_id="9a")
     assert specs[0].label == label
     assert specs[0].read_stdin == (len(specs) == 1)
     assert specs[0].environment["OMP_NUM_THREADS"] == "1"
@@ -71,7 +78,7 @@ def test_labels_never_claim_a_rank_that_only_the_scheduler_knows(variables: dict
 def test_worker_flags_and_exported_values() -> None:
     options = dataclasses.replace(OPTIONS, worker_omp_wait_policy="active", omp_num_threads=7)
     (spec,) = plan_workers(
-        options, {**JOB, "OMP_NUM_THREADS": "5"}, settings(), cores=frozenset(range(8)), launch_id="9a"
+        options, {**JOB, "OMP_NUM_THREADS": "5"}, settings(), bind({}, None, flat(range(8)), 1), launch_id="9a"
     )
     assert (spec.environment["OMP_WAIT_POLICY"], spec.environment["OMP_NUM_THREADS"]) == ("active", "5")
 
@@ -166,11 +173,10 @@ def test_a_flag_goes_before_a_variable_even_if_that_is_bad(launched: list[Launch
 
 def test_workers_are_bound_to_cores_and_have_as_many_threads() -> None:
     environ = {**JOB, "BYTEPS_VISIBLE_CPU_CORES": "0-2:5"}
-    specs = plan_workers(OPTIONS, environ, settings(BYTEPS_LOCAL_SIZE="2"), frozenset(range(8)), "9a")
+    binding = bind(environ, None, flat(range(8)), 2)
+    specs = plan_workers(OPTIONS, environ, settings(BYTEPS_LOCAL_SIZE="2"), binding, "9a")
     assert [spec.cores for spec in specs] == [frozenset({0, 1, 2}), frozenset({5})]
     assert [spec.environment["OMP_NUM_THREADS"] for spec in specs] == ["3", "1"]
-    with pytest.raises(SettingsError, match="names core 5, but this process may run on cores 0-3 only"):
-        plan_workers(OPTIONS, environ, settings(BYTEPS_LOCAL_SIZE="2"), frozenset(range(4)), "9a")
 
 
 def test_a_job_of_one_process_has_nobody_to_report_to(launched: list[Launched]) -> None:
@@ -202,6 +208,37 @@ def test_a_service_becomes_the_launcher_itself(which: Role, monkeypatch: pytest.
     ((path, argv, environment),) = executed
     assert (path, argv) == (sys.executable, module_command("byteps_py", str(which)))
     assert environment.items() >= {**JOB, "HOME": "/root", "PYTHONUNBUFFERED": "1"}.items()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("which", [Role.SCHEDULER, Role.SERVER])
+def test_a_service_keeps_off_cores_that_are_to_be_free(
+    which: Role, launched: list[Launched], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("byteps_py.launcher.affinity.usable_cores", lambda: frozenset({0, 1, 2}))
+    environ = {**JOB, "BYTEPS_CPU_BLACKLIST": "1", "BYTEPS_NUMA_DEFAULT_QUOTA": "1"}
+    calls: list[tuple[str, object]] = []
+    monkeypatch.setattr("os.sched_setaffinity", lambda pid, cores: calls.append(("bind", cores)))
+    monkeypatch.setattr("os.execve", lambda *arguments: calls.append(("execute", arguments[0])))
+    run_role(which, Options(), environ)
+    assert calls[:2] == [("bind", frozenset({0, 2})), ("execute", sys.executable)]
+    run_role(which, Options(dry_run=True, numa_binding="node"), environ)
+    run_role(which, Options(dry_run=True, numa_binding="none"), environ)
+    assert [found.specs[0].cores for found in launched[-2:]] == [frozenset({0, 2}), None]
+    line = f"bpslaunch: a {which} starts no workers, so this is not used: --numa-binding node\n"
+    assert capsys.readouterr().err == line
+    with pytest.raises(SettingsError, match="BYTEPS_CPU_BLACKLIST='most' must be a list of cores"):
+        run_role(which, Options(), {**JOB, "BYTEPS_CPU_BLACKLIST": "most"})
+
+
+def test_workers_of_one_machine_of_several_are_bound_by_the_option(
+    launched: list[Launched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("byteps_py.launcher.role.read_topology", flat)
+    monkeypatch.setattr("byteps_py.launcher.affinity.usable_cores", lambda: frozenset(range(4)))
+    run_role(Role.WORKER, dataclasses.replace(OPTIONS, num_workers=2, numa_binding="exclusive"), JOB)
+    (found,) = launched
+    assert [spec.cores for spec in found.specs] == [frozenset({0, 1}), frozenset({2, 3})]
+    assert found.notes[-1] == "cores by --numa-binding=exclusive (1 NUMA node): worker 0: 0-1; worker 1: 2-3"
 
 
 @pytest.mark.parametrize("which", [Role.SCHEDULER, Role.SERVER])

@@ -192,6 +192,8 @@ class TestPrecedence:
     def test_cores(self) -> None:
         lists = read(WorkerSettings, JOB | {"BYTEPS_VISIBLE_CPU_CORES": "0-2,8:4"}).visible_cores
         assert lists == (frozenset({0, 1, 2, 8}), frozenset({4}))
+        for text, cores in (("-1", set()), (" 0, 3-4", {0, 3, 4})):
+            assert read(ServerSettings, JOB | {"BYTEPS_CPU_BLACKLIST": text}).cpu_blacklist == cores
 
     def test_connections_and_io_threads(self) -> None:
         environ = JOB | {"BYTEPS_TCP_CONNECTIONS": "16", "BYTEPS_IO_THREADS": "2"}
@@ -288,6 +290,11 @@ class TestProblems:
             ("BYTEPS_VISIBLE_CPU_CORES", "0::1"),
             ("BYTEPS_VISIBLE_CPU_CORES", "0,a"),
             ("BYTEPS_VISIBLE_CPU_CORES", "0-999999999"),
+            ("BYTEPS_CPU_BLACKLIST", "-2"),
+            ("BYTEPS_CPU_BLACKLIST", "0:1"),
+            ("BYTEPS_NUMA_ON", "two"),
+            ("BYTEPS_NUMA_DEFAULT_QUOTA", "-1"),
+            ("BYTEPS_NUMA_ROOT_QUOTA", "half"),
         ],
     )
     def test_a_bad_value_is_named_with_the_form_expected(self, name: str, value: str) -> None:

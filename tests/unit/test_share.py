@@ -34,6 +34,8 @@ def test_the_servers_of_a_host_share_its_cores(hosts: str, rank: int, cores: int
         ({}, 4, None),
         ({"engine_threads": 2}, 2, None),
         ({"engine_threads": 3}, 1, None),
+        ({"cores": 6}, 6, None),
+        ({"cores": 6, "omp_num_threads": 6}, 6, None),
         ({"engine_threads": 2, "omp_num_threads": 2}, 2, None),
         ({"engine_threads": 5}, 1, "BYTEPS_SERVER_ENGINE_THREAD=5 times BYTEPS_SERVER_OMP_NUM_THREADS=1 are 5 threads"),
         (
