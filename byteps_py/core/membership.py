@@ -32,6 +32,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from byteps_py.core.absence import counts
 from byteps_py.core.actions import Action, Log, Send, Stop
+from byteps_py.core.census import Census, take_census
 from byteps_py.core.gathering import Gathering
 from byteps_py.core.job import Job
 from byteps_py.core.launches import Launches
@@ -197,6 +198,10 @@ class Membership:
             for member in self._roster
             if not self._has_left(member.peer)
         ]
+
+    def census(self, now: float) -> Census:
+        """Who is here and who is missing, for one who asks from outside."""
+        return take_census(self.state.name.lower(), self._roster, self._launches.unjoined(now))
 
     # GATHERING
 
