@@ -103,7 +103,9 @@ class Loader:
         try:
             return [_loaded(each) for each in json.loads(lines[-1])]
         except (IndexError, ValueError, KeyError, TypeError):
-            why = f"the process that imported it ended with status {process.returncode}: {errors.strip()[-_LAST_WORDS:]}"
+            why = (
+                f"the process that imported it ended with status {process.returncode}: {errors.strip()[-_LAST_WORDS:]}"
+            )
             return [Loaded(_KERNELS), Loaded(names[0] if names else _KERNELS, error=why)]
 
 

@@ -102,9 +102,11 @@ def judge_answer(job: JobSettings, where: str, answer: Answer) -> Iterator[Findi
         way = "ahead of" if offset >= 0 else "behind"
         text = f"its clock is {abs(offset) * 1e3:.1f} ms {way} this one's, give or take {bound * 1e3:.1f} ms"
         if abs(offset) - bound > _CLOCK_SECONDS:
-            yield note(text, "logs of the two machines do not fit together: run a time service such as chrony", **{
-                "offset_s": offset, "bound_s": bound
-            })
+            yield note(
+                text,
+                "logs of the two machines do not fit together: run a time service such as chrony",
+                offset_s=offset, bound_s=bound,
+            )
         else:
             yield ok(text, offset_s=offset, bound_s=bound)
     own = Software(Role.WORKER, package_version(), describe_software(), 1, "this host")
