@@ -32,20 +32,27 @@ def check_address(situation: Situation) -> Iterator[Finding]:
     log.addHandler(_Listener(told))
     try:
         targets = resolve(job.root_uri, job.root_port)
+    except TransportError:  # what that means, the check of the scheduler tells
+        yield note("the own address is chosen when the scheduler's is known")
+        return
+    try:
+        if job.node_host is not None:
+            resolve(job.node_host, job.root_port)
         chosen = own_address(dataclasses.replace(job, start_timeout=0.1), log)
         numeric = chosen.host if _is_address(chosen.host) else resolve(chosen.host, job.root_port)[0]
     except SettingsError as error:
         yield problem(str(error), "choose one of those that are listed")
         return
     except TransportError as error:
-        yield problem(f"the own address cannot be chosen: {error}", "mend the name, or use an address")
+        yield problem(f"DMLC_NODE_HOST: {error}", "check the spelling, or use an address")
         return
     yield from (warning(line, _CHOOSE) for line in told)
     interface = interface_of(numeric, interface_addresses())
     where = f" on {interface}{_link(situation, interface)}" if interface else ""
     facts = {"address": chosen.host, "reason": chosen.reason, "interface": interface}
     yield ok(f"{chosen.host}{where}, {chosen.reason}", **facts)
-    yield from judge(numeric, interface, job, is_local(numeric))
+    if job.node_host is not None or _is_address(chosen.host):  # else it is a name that others resolve otherwise
+        yield from judge(numeric, interface, job, is_local(numeric))
     yield from judge_name(job, targets)
     speed = _number(situation.read(f"sys/class/net/{interface}/speed")) if interface else 0
     if 0 < speed <= _SLOW:
@@ -57,8 +64,8 @@ def judge(numeric: str, interface: str, job: JobSettings, is_here: bool) -> Iter
     several = job.num_worker > 1
     if not is_here:
         yield warning(
-            f"DMLC_NODE_HOST={job.node_host} is no address of this machine: good behind NAT only, and then this process "
-            "listens at all addresses",
+            f"DMLC_NODE_HOST={job.node_host} is no address of this machine: good behind NAT only, and then this "
+            "process listens at all addresses",
             "set the address of an interface that the others reach, if there is no NAT",
         )
     elif is_loopback(numeric) and several and job.node_host is None:

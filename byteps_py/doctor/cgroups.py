@@ -14,7 +14,7 @@ __all__ = ["cpu_quota", "groups", "pids_left"]
 
 def groups(text: str) -> dict[str, str]:
     """The path of a process by controller, from ``/proc/PID/cgroup``; that of version 2 has no name. Pure."""
-    found = {}
+    found: dict[str, str] = {}
     for line in text.splitlines():
         fields = line.split(":", 2)
         if len(fields) == 3:

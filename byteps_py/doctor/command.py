@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
+import sys
 from collections.abc import Iterator, Mapping
 
 from byteps_py.doctor.examination import examine
@@ -29,7 +31,8 @@ def run(environ: Mapping[str, str], role: Role | None, timeout: float, *, json: 
     situation = observe(environ, role, timeout)
     with _quiet():
         found = examine(situation)
-    print(as_json(found, situation.role) if json else as_text(found))
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    print(as_json(found, situation.role) if json else as_text(found, columns))
     return int(has_problem(found))
 
 

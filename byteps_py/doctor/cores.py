@@ -67,8 +67,8 @@ def judge_cores(usable: int, present: int, quota: float | None) -> Iterator[Find
     text = f"{usable} of {present} cores may be used" if usable < present else f"{usable} cores"
     if quota is not None and quota < usable:
         yield warning(
-            f"{text}, but the control group allows the time of {quota:g}: OpenMP does not know, makes teams of {usable} "
-            "threads, and all of them are stopped when the time is used up",
+            f"{text}, but the control group allows the time of {quota:g}: OpenMP does not know, makes teams of "
+            f"{usable} threads, and all of them are stopped when the time is used up",
             f"set OMP_NUM_THREADS={max(1, int(quota))} in all, or bind the container to cores (cpuset) instead",
             **facts,
         )
@@ -93,7 +93,8 @@ def judge_threads(wanted: list[Demand], cores: float) -> Iterator[Finding]:
         if spinning:
             names = " and ".join(f"{each.who}s" for each in spinning)
             yield problem(
-                f"{text}, and idle ones of {names} spin (OMP_WAIT_POLICY=active): they take the cores from those that work",
+                f"{text}, and idle ones of {names} spin (OMP_WAIT_POLICY=active): they take the cores from "
+                "those that work",
                 "set the wait policy to passive, or fewer threads (BYTEPS_SERVER_OMP_NUM_THREADS, OMP_NUM_THREADS)",
                 **facts,
             )
@@ -108,7 +109,9 @@ def judge_threads(wanted: list[Demand], cores: float) -> Iterator[Finding]:
             )
             yield note(text, "see that all threads of the host together are not more than the cores")
         elif each.threads is None and each.processes > 1 and each.who == "worker":
-            text = f"OMP_NUM_THREADS is not set for {each.processes} workers: a framework makes a team of all cores in each"
+            text = (
+                f"OMP_NUM_THREADS is not set: a framework makes a team of all cores in each of {each.processes} workers"
+            )
             yield note(text, _SHARE)
 
 

@@ -59,7 +59,7 @@ def judge_frameworks(steps: Sequence[Loaded], numpy: str) -> Iterator[Finding]:
                 yield warning(f"byteps_py.torch needs torch 2.6 or newer, not {step.version}", "pip install -U torch")
         elif step.name == "mxnet" and _numbers(numpy) >= (1, 24):
             yield warning(
-                f"mxnet cannot be imported with numpy {numpy}, since it uses names that numpy 1.24 has dropped: {step.error}",
+                f"mxnet cannot be imported with numpy {numpy}, which has dropped names that it uses: {step.error}",
                 "pip install 'byteps_py[mxnet]', or 'numpy<1.24', which needs Python 3.10 or 3.11",
             )
         else:

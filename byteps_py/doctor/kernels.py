@@ -21,7 +21,7 @@ _COUNT = 1 << 20
 
 def check_kernels(situation: Situation) -> Iterator[Finding]:
     """Load the kernels and make a sum."""
-    if not wants_native_kernels(situation.environ):
+    if not wants_native_kernels(situation.environment):
         yield warning("BYTEPS_KERNELS=reference: sums are made in NumPy, which is slow", "unset it")
         return
     try:

@@ -22,7 +22,7 @@ def check_memory(situation: Situation) -> Iterator[Finding]:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
         yield warning(
-            f"the address space is limited to {limit / 1e9:.1f} GB (ulimit -v), and memory that is shared counts for each "
+            f"the address space is limited to {limit / 1e9:.1f} GB (ulimit -v), and shared memory counts for each "
             "process that maps it",
             "unlimit it: `ulimit -v unlimited`",
         )
@@ -65,8 +65,8 @@ def judge_nodes(nodes: dict[int, frozenset[int]], usable: frozenset[int]) -> Ite
     if len(spanned) > 1:
         sizes = ", ".join(f"node {number}: {len(cores)}" for number, cores in spanned.items())
         yield note(
-            f"the cores of this process belong to {len(spanned)} memory nodes (cores of {sizes}): memory of another node "
-            "is slower",
+            f"the cores of this process belong to {len(spanned)} memory nodes (cores of {sizes}): memory of another "
+            "node is slower",
             "bind each process to the cores of one node (BYTEPS_VISIBLE_CPU_CORES for workers, numactl for others)",
             **facts,
         )

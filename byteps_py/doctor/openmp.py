@@ -24,7 +24,7 @@ def check_openmp(situation: Situation) -> Iterator[Finding]:
     for steps in situation.loader.load():
         yield from judge_runtimes(steps)
         kinds |= {runtime.kind for step in steps for runtime in step.runtimes if step.name not in COMPANIONS}
-    yield from judge_policy(situation.environ, situation.server, situation.worker, kinds)
+    yield from judge_policy(situation.environment, situation.server, situation.worker, kinds)
 
 
 def judge_runtimes(steps: Sequence[Loaded]) -> Iterator[Finding]:
@@ -80,7 +80,7 @@ def judge_policy(
     spin = environ.get("GOMP_SPINCOUNT", "").strip().lower()
     if spin:
         rounds = _LONG_SPIN if spin in _ENDLESS else _rounds(spin)
-        text = f"GOMP_SPINCOUNT={spin} goes before OMP_WAIT_POLICY: so often an idle thread of libgomp looks before it sleeps"
+        text = f"GOMP_SPINCOUNT={spin} goes before OMP_WAIT_POLICY: an idle thread looks so often before it sleeps"
         if rounds >= _LONG_SPIN:
             yield warning(text, "unset it, unless each thread has a core of its own")
         else:

@@ -7,9 +7,14 @@ import socket
 from collections.abc import Iterator
 
 from byteps_py.doctor.findings import Finding, note, ok, problem, warning
+from byteps_py.doctor.scheduler import ask
 from byteps_py.doctor.situation import Situation
+from byteps_py.errors import TransportError
 from byteps_py.ports.holders import WILDCARD, describe_holder, describe_holders
 from byteps_py.role import Role
+from byteps_py.settings import JobSettings
+from byteps_py.transport.probe import Verdict, probe
+from byteps_py.transport.resolve import is_local, resolve
 
 __all__ = ["check_ports", "judge_range", "parse_range", "why_not"]
 
@@ -27,7 +32,7 @@ def check_ports(situation: Situation) -> Iterator[Finding]:
     listens = False
     if situation.role is Role.SCHEDULER:
         listens = True
-        yield from _try("DMLC_PS_ROOT_PORT", job.root_port)
+        yield from _our_scheduler(situation, job) or _try("DMLC_PS_ROOT_PORT", job.root_port)
     if situation.role in (None, Role.SCHEDULER) and ephemeral and ephemeral[0] <= job.root_port <= ephemeral[1]:
         yield note(
             f"DMLC_PS_ROOT_PORT={job.root_port} is one that the system gives to outgoing connections "
@@ -75,8 +80,8 @@ def judge_range(
         yield ok(f"{name}: {free} free", free=free)
     if ephemeral is not None and low <= ephemeral[1] and ephemeral[0] <= high:
         yield note(
-            f"{name} overlaps the ports of outgoing connections ({ephemeral[0]}-{ephemeral[1]}): some may be taken when "
-            "a server starts",
+            f"{name} overlaps the ports of outgoing connections ({ephemeral[0]}-{ephemeral[1]}): some may be taken "
+            "when a server starts",
             f"choose a range below {ephemeral[0]}, or one that is longer than needed",
         )
 
@@ -99,6 +104,24 @@ def why_not(port: int) -> int | None:
     except OSError as error:
         return error.errno
     return None
+
+
+def _our_scheduler(situation: Situation, job: JobSettings) -> list[Finding]:
+    """A note if the scheduler of this job has its port already."""
+    if why_not(job.root_port) != errno.EADDRINUSE:
+        return []
+    try:
+        addresses = [each for each in resolve(job.root_uri, job.root_port) if is_local(each)]
+    except TransportError:
+        return []
+    for address in addresses:
+        if probe(address, job.root_port).verdict is not Verdict.GREETS:
+            continue
+        status = ask(address, job.root_port, situation.timeout).status
+        if status is not None and status.job_id == job.job_id:
+            text = f"DMLC_PS_ROOT_PORT={job.root_port} has been taken by a scheduler of this job (pid {status.pid})"
+            return [note(text, f"end it by `kill {status.pid}`, if it is left over from an earlier run")]
+    return []
 
 
 def _try(name: str, port: int) -> Iterator[Finding]:

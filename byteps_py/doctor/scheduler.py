@@ -21,7 +21,7 @@ from byteps_py.version import package_version
 from byteps_py.wire.control import MAX_CONTROL_BYTES, Status
 from byteps_py.wire.inquiry import Software
 
-__all__ = ["check_scheduler", "compare_software", "judge_answer", "judge_probes"]
+__all__ = ["ask", "check_scheduler", "compare_software", "judge_answer", "judge_probes"]
 
 _PROBE_SECONDS = 2.0
 _ANSWER_SECONDS = 5.0
@@ -46,13 +46,16 @@ def check_scheduler(situation: Situation) -> Iterator[Finding]:
     yield from judge_probes(where, probes, situation.role is Role.SCHEDULER)
     greeting = [each for each, found in probes.items() if found.verdict is Verdict.GREETS]
     if greeting:
-        endpoint = ZmqEndpoint(b"doctor-%s" % secrets.token_hex(8).encode(), MAX_CONTROL_BYTES)
-        try:
-            address = tcp_address(greeting[0], job.root_port)
-            answer = inquire(endpoint, address, min(_ANSWER_SECONDS, situation.timeout / 3))
-        finally:
-            endpoint.close()
-        yield from judge_answer(job, where, answer)
+        yield from judge_answer(job, where, ask(greeting[0], job.root_port, situation.timeout))
+
+
+def ask(address: str, port: int, timeout: float) -> Answer:
+    """Inquire by TCP, at a numeric address; takes a third of ``timeout`` seconds at most."""
+    endpoint = ZmqEndpoint(b"doctor-%s" % secrets.token_hex(8).encode(), MAX_CONTROL_BYTES)
+    try:
+        return inquire(endpoint, tcp_address(address, port), min(_ANSWER_SECONDS, timeout / 3))
+    finally:
+        endpoint.close()
 
 
 def judge_probes(where: str, probes: dict[str, Probed], may_be_absent: bool) -> Iterator[Finding]:
@@ -105,7 +108,8 @@ def judge_answer(job: JobSettings, where: str, answer: Answer) -> Iterator[Findi
             yield note(
                 text,
                 "logs of the two machines do not fit together: run a time service such as chrony",
-                offset_s=offset, bound_s=bound,
+                offset_s=offset,
+                bound_s=bound,
             )
         else:
             yield ok(text, offset_s=offset, bound_s=bound)

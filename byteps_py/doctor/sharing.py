@@ -23,6 +23,8 @@ def check_sharing(situation: Situation) -> Iterator[Finding]:
     """Make a memory file, seal it, and pass it through a socket as the transport does."""
     transport = "auto" if situation.job is None else situation.job.transport
     yield from judge_sharing(transport, _obstacle())
+    if situation.job is None:
+        return  # processes of one launch are in one container
     marks = [name for name in (".dockerenv", "run/.containerenv") if (situation.root / name).exists()]
     if in_container(situation.read("proc/1/cgroup")) or marks:
         yield note(

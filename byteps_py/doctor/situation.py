@@ -32,7 +32,7 @@ class Situation:
     """What is known before the checks begin.
 
     Attributes:
-        environ: the environment.
+        environment: the variables.
         role: whose environment it is; None: of all roles.
         job: what every process needs to know; None if no distributed job is described, or not where its scheduler is.
             Values that are bad have been replaced by defaults, since each check is to say what it can.
@@ -43,7 +43,7 @@ class Situation:
         loader: tells what a training process loads.
     """
 
-    environ: Mapping[str, str]
+    environment: Mapping[str, str]
     role: Role | None = None
     job: JobSettings | None = None
     server: ServerSettings | None = None

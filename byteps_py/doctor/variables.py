@@ -21,7 +21,7 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 def check_variables(situation: Situation) -> Iterator[Finding]:
     """All that is wrong with the variables of the role, at once."""
-    environ = situation.environ
+    environ = situation.environment
     report = inspect_environment(environ, situation.role)
     texts = dict.fromkeys(each.problem for _, findings in report.rows for each in findings if each.problem)
     texts |= dict.fromkeys(report.problems)
@@ -44,15 +44,15 @@ def _contradictions(situation: Situation) -> Iterator[Finding]:
     """What would be refused before the settings are read."""
     for look in (worker_variables, runs_alone):
         try:
-            look(situation.environ)
+            look(situation.environment)
         except SettingsError as error:
-            if not describes_a_job(situation.environ):  # with a role missing or bad the report has told
+            if not describes_a_job(situation.environment):  # with a role missing or bad the report has told
                 yield problem(str(error), _CORRECT)
                 return
 
 
 def _without_effect(situation: Situation) -> Iterator[Finding]:
-    environ = situation.environ
+    environ = situation.environment
     told = known_names.report(environ)
     for line in told:
         name = line.partition(":")[0]
