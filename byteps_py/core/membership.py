@@ -377,14 +377,9 @@ class Membership:
         member = self._roster.get(peer)
         return shown(peer) if member is None else member.describe()
 
+    _OF_LAUNCHERS: ClassVar[dict[type, Callable[..., list[Action]]]] = {ChildEnded: _child_ended, Vouch: _vouch}
     _HANDLERS: ClassVar[dict[State, dict[type, Callable[[Membership, float, bytes, Any], list[Action]]]]] = {
-        State.GATHERING: {
-            Register: _join,
-            Heartbeat: _heartbeat,
-            Bye: _withdraw,
-            ChildEnded: _child_ended,
-            Vouch: _vouch,
-        },
+        State.GATHERING: {Register: _join, Bye: _withdraw, Heartbeat: _heartbeat, **_OF_LAUNCHERS},
         State.RUNNING: {
             Register: _late,
             Heartbeat: _heartbeat,
@@ -392,13 +387,11 @@ class Membership:
             Barrier: _barrier,
             Bye: _leave,
             Notice: _notice,
-            ChildEnded: _child_ended,
-            Vouch: _vouch,
+            **_OF_LAUNCHERS,
         },
         State.ENDING: {
             Register: _after_end,
             **dict.fromkeys((Heartbeat, *_OF_WORKERS, GroupKnown, Bye), _say_end),
-            ChildEnded: _child_ended,
-            Vouch: _vouch,
+            **_OF_LAUNCHERS,
         },
     }
