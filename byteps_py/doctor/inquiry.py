@@ -43,12 +43,14 @@ class Answer:
     Attributes:
         status: the first answer; None if there was none.
         exchanges: those that were answered.
-        refusal: what came instead of an answer, in words: from another version, or another program.
+        refusal: why it was refused; empty if it was not.
+        misunderstood: why what came cannot be understood; empty if it can.
     """
 
     status: Status | None = None
     exchanges: tuple[Exchange, ...] = ()
     refusal: str = ""
+    misunderstood: str = ""
 
 
 def best_clock(exchanges: tuple[Exchange, ...]) -> tuple[float, float]:
@@ -79,7 +81,9 @@ def inquire(endpoint: Endpoint, address: str, timeout: float) -> Answer:
         try:
             status = _await(endpoint, number, deadline)
         except RemoteProtocolError as error:
-            return Answer(first, tuple(exchanges), str(error))
+            return Answer(first, tuple(exchanges), misunderstood=str(error))
+        if isinstance(status, Refused):
+            return Answer(first, tuple(exchanges), status.reason)
         if status is None:
             break
         first = first or status
@@ -87,19 +91,17 @@ def inquire(endpoint: Endpoint, address: str, timeout: float) -> Answer:
     return Answer(first, tuple(exchanges))
 
 
-def _await(endpoint: Endpoint, number: int, deadline: float) -> Status | None:
+def _await(endpoint: Endpoint, number: int, deadline: float) -> Status | Refused | None:
     """The answer to this question; None if it does not come in time.
 
     Raises:
-        RemoteProtocolError: something else was said.
+        RemoteProtocolError: what was said is of another language, or another version of it.
     """
     while (left := deadline - time.monotonic()) > 0:
         for message in endpoint.receive(left):
             if message.peer != SCHEDULER or len(message.frames) != 1:
                 continue
             said = decode_control(message.frames[0])
-            if isinstance(said, Refused):
-                raise RemoteProtocolError(said.reason)
-            if isinstance(said, Status) and said.number == number:
+            if isinstance(said, Refused) or (isinstance(said, Status) and said.number == number):
                 return said
     return None

@@ -92,9 +92,12 @@ def judge_answer(job: JobSettings, where: str, answer: Answer) -> Iterator[Findi
     """What is to be said of one who greeted. Pure but for the versions of this process."""
     status = answer.status
     if status is None:
-        if answer.refusal:
-            text = f"the scheduler at {where} speaks another language: {answer.refusal}"
-            yield problem(text, "install the same byteps_py on all machines")
+        if answer.misunderstood:
+            text = f"the scheduler at {where} is of another version of byteps_py: {answer.misunderstood}"
+            yield problem(text, "install the same version on all machines")
+        elif answer.refusal:
+            text = f"who listens at {where} refuses to tell how a job stands: {answer.refusal}"
+            yield problem(text, f"{_PLACE}, and that all machines have the same version of byteps_py")
         else:
             text = f"who listens at {where} speaks ZeroMQ, but does not answer as a scheduler of byteps_py"
             yield problem(text, f"end it if it is stopped, or a scheduler of BytePS or MXNet; or {_PLACE}")

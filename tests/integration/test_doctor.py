@@ -64,8 +64,8 @@ def problems(found: dict[str, list[dict[str, Any]]]) -> list[tuple[str, str]]:
 
 
 def test_a_running_job_is_not_disturbed(examine: Examine) -> None:
-    port = free_port()
-    with cluster(2, 1, network=Network(), root_port=port, transport="tcp") as running:
+    port, server_port = free_port(), free_port()
+    with cluster(2, 1, network=Network(), root_port=port, server={"port": server_port}, transport="tcp") as running:
         status, found = examine(job(port, DMLC_ROLE="worker"))
         assert problems(found) == []
         assert status == 0
@@ -92,6 +92,10 @@ def test_a_running_job_is_not_disturbed(examine: Examine) -> None:
         status, found = examine(job(port, DMLC_ROLE="scheduler"))
         assert status == 0
         assert "has been taken by a scheduler of this job" in found["ports"][0]["text"]
+
+        status, found = examine(job(server_port))
+        assert status == 1
+        assert "a server of a job listens there, whose scheduler is at 127.0.0.1" in problems(found)[0][1]
 
         spec = TensorSpec("w", DType.FLOAT32, (4,))
         ones = np.ones(4, np.float32)

@@ -258,7 +258,7 @@ class TestReports:
         long = {"cores": [note(" ".join(["word"] * 20), " ".join(["do"] * 30))]}
         lines = as_text(long, 60).splitlines()
         assert max(map(len, lines)) <= 60
-        assert [line for line in lines if line.startswith(" " * 17 + "do")], "remedies are indented"
+        assert [line for line in lines if line.startswith(" " * 19 + "do")], "remedies are indented"
         assert len(as_text(long, 20).splitlines()) == 4, "too narrow to break"
 
     def test_json(self) -> None:

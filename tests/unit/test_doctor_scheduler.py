@@ -104,11 +104,12 @@ class TestInquire:
     def test_another_version(self) -> None:
         found = ask(lambda inquiry: [b"BPSc\x63\x80"])
         assert found.status is None
-        assert "speaks protocol version 99, this process 1" in found.refusal
+        assert "speaks protocol version 99, this process 1" in found.misunderstood
+        assert not found.refusal
 
     def test_a_scheduler_that_knows_no_inquiries(self) -> None:
         found = ask(lambda inquiry: [encode_control(Refused("a control message is malformed"))])
-        assert found.refusal == "a control message is malformed"
+        assert (found.refusal, found.misunderstood) == ("a control message is malformed", "")
 
 
 class TestProbes:
@@ -175,9 +176,11 @@ class TestAnswers:
     def test_no_answer(self) -> None:
         (silent,) = judge_answer(JOB, "head:9000", Answer())
         assert silent.text == "who listens at head:9000 speaks ZeroMQ, but does not answer as a scheduler of byteps_py"
-        (other,) = judge_answer(JOB, "head:9000", Answer(refusal="the peer speaks protocol version 2"))
-        assert other.text.endswith("another language: the peer speaks protocol version 2")
-        assert {silent.severity.value, other.severity.value} == {"problem"}
+        (other,) = judge_answer(JOB, "head:9000", Answer(misunderstood="the peer speaks protocol version 2"))
+        assert other.text.endswith("another version of byteps_py: the peer speaks protocol version 2")
+        (server,) = judge_answer(JOB, "head:9000", Answer(refusal="a server of a job listens there"))
+        assert server.text.endswith("refuses to tell how a job stands: a server of a job listens there")
+        assert {silent.severity.value, other.severity.value, server.severity.value} == {"problem"}
 
 
 class TestSoftware:
