@@ -52,6 +52,6 @@ def _software(members: Sequence[Member]) -> tuple[Software, ...]:
     kinds = Counter((each.register.role, each.register.version, each.register.software) for each in members)
     hosts = {(each.register.role, each.register.version, each.register.software): each.process.host for each in members}
     return tuple(
-        Software(role, version[:MAX_SOFTWARE_TEXT], others, count, hosts[role, version, others])
+        Software(role, version[:MAX_SOFTWARE_TEXT], others, count, hosts[role, version, others][:MAX_SOFTWARE_TEXT])
         for (role, version, others), count in kinds.most_common(MAX_SOFTWARE)
     )

@@ -61,6 +61,6 @@ def judge_level(level: str, team: int, threads: int) -> Iterator[Finding]:
     if team < threads:
         yield note(
             f"OpenMP gives a team of {team} where {threads} were asked for",
-            "look at OMP_THREAD_LIMIT, OMP_DYNAMIC and the limits of processes, if that was not meant",
+            "look at thread limits of OpenMP and of the system, if that was not meant",
             **facts,
         )

@@ -9,13 +9,14 @@ from byteps_py.doctor.findings import Finding, note, ok, problem, warning
 from byteps_py.doctor.inquiry import Answer, best_clock, inquire
 from byteps_py.doctor.situation import Situation
 from byteps_py.errors import TransportError
+from byteps_py.ports.holders import describe_holder
 from byteps_py.role import Role
 from byteps_py.roles.software import describe_software
 from byteps_py.settings import JobSettings
 from byteps_py.transport.base import tcp_address
 from byteps_py.transport.probe import Finding as Probed
 from byteps_py.transport.probe import Verdict, probe
-from byteps_py.transport.resolve import resolve
+from byteps_py.transport.resolve import is_local, resolve
 from byteps_py.transport.zmq import ZmqEndpoint
 from byteps_py.version import package_version
 from byteps_py.wire.control import MAX_CONTROL_BYTES, Status
@@ -45,8 +46,13 @@ def check_scheduler(situation: Situation) -> Iterator[Finding]:
     probes = {each: probe(each, job.root_port, min(_PROBE_SECONDS, share)) for each in addresses}
     yield from judge_probes(where, probes, situation.role is Role.SCHEDULER)
     greeting = [each for each, found in probes.items() if found.verdict is Verdict.GREETS]
+    foreign = [each for each, found in probes.items() if found.verdict is Verdict.FOREIGN]
     if greeting:
-        yield from judge_answer(job, where, ask(greeting[0], job.root_port, situation.timeout))
+        answer = ask(greeting[0], job.root_port, situation.timeout)
+        yield from judge_answer(job, where, answer)
+        foreign = [] if answer.status is not None else greeting
+    if foreign and is_local(foreign[0]):
+        yield note(describe_holder(foreign[0], job.root_port))
 
 
 def ask(address: str, port: int, timeout: float) -> Answer:

@@ -125,6 +125,7 @@ def test_no_scheduler_and_a_stranger_in_its_place(examine: Examine) -> None:
         assert [name for name, _ in told] == ["variables", "variables", "scheduler", "ports"]
         assert "something that is not byteps_py listens there" in told[2][1]
         assert f"port {port} is in use by process {os.getpid()}" in told[3][1]
+        assert f"port {port} on 127.0.0.1 is in use by process {os.getpid()}" in found["scheduler"][1]["text"]
         assert stranger.fileno() >= 0
 
 
