@@ -57,6 +57,11 @@ def judge_frameworks(steps: Sequence[Loaded], numpy: str) -> Iterator[Finding]:
             yield ok(f"{step.name} {step.version}", version=step.version)
             if step.name == "torch" and _numbers(step.version)[:2] < _OLDEST_TORCH:
                 yield warning(f"byteps_py.torch needs torch 2.6 or newer, not {step.version}", "pip install -U torch")
+        elif step.late:
+            slow = (
+                f"see what is slow (`python -X importtime -c 'import {step.name}'`), or give it more time (--timeout)"
+            )
+            yield warning(f"{step.name} is installed, but {step.error}", slow)
         elif step.name == "mxnet" and _numbers(numpy) >= (1, 24):
             yield warning(
                 f"mxnet cannot be imported with numpy {numpy}, which has dropped names that it uses: {step.error}",

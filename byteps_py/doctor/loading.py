@@ -45,6 +45,7 @@ class Loaded:
         name: of the package; that of the kernels comes first.
         version: its own; empty if it has none.
         error: why it cannot be imported; empty if it can.
+        late: whether that is so because it took too long.
         runtimes: of OpenMP, all that were in memory then.
     """
 
@@ -52,6 +53,7 @@ class Loaded:
     version: str = ""
     error: str = ""
     runtimes: tuple[Runtime, ...] = ()
+    late: bool = False
 
 
 class Loader:
@@ -98,7 +100,10 @@ class Loader:
                 output, errors = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
-                return [Loaded(_KERNELS), Loaded(names[0] if names else _KERNELS, error=_late(self._timeout))]
+                return [
+                    Loaded(_KERNELS),
+                    Loaded(names[0] if names else _KERNELS, error=_late(self._timeout), late=True),
+                ]
         lines = output.splitlines()
         try:
             return [_loaded(each) for each in json.loads(lines[-1])]
@@ -130,7 +135,7 @@ def is_installed(name: str) -> bool:
 
 
 def _late(seconds: float) -> str:
-    return f"it was not imported within {seconds:g} s (--timeout)"
+    return f"it was not imported within {seconds:g} s"
 
 
 def _loaded(row: Mapping[str, str | list[str]]) -> Loaded:

@@ -199,6 +199,9 @@ class TestInstall:
         assert shown(judge_frameworks([Loaded("torch", "2.5.1")], "2.1.0"))[1][0] == "warning"
         ((severity, text),) = shown(judge_frameworks([Loaded("torch", error="ImportError: no")], "2.1.0"))
         assert (severity, text) == ("warning", "torch is installed but cannot be imported: ImportError: no")
+        (found,) = judge_frameworks([Loaded("torch", error="it was not imported within 24 s", late=True)], "2.1.0")
+        assert found.text == "torch is installed, but it was not imported within 24 s"
+        assert "importtime" in found.remedy
         (found,) = judge_frameworks([Loaded("mxnet", error="AttributeError: bool")], "1.26.4")
         assert found.text.startswith("mxnet cannot be imported with numpy 1.26.4, which has dropped names")
         assert "numpy<1.24" in found.remedy

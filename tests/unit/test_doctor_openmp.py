@@ -144,7 +144,7 @@ class TestLoader:
         monkeypatch.setattr(loading, "COMPANIONS", ())
         ((kernels, slow),) = Loader(packages, 0.5).load()
         assert (kernels.runtimes, slow.name) == ((), "slow_one")
-        assert slow.error == "it was not imported within 0.5 s (--timeout)"
+        assert (slow.error, slow.late) == ("it was not imported within 0.5 s", True)
 
     def test_without_any(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(loading, "FRAMEWORKS", ())
