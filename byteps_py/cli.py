@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from byteps_py import completion, env_report, known_names
@@ -15,6 +15,7 @@ from byteps_py.errors import BytePSError, SettingsError
 from byteps_py.role import Role
 from byteps_py.settings import JobSettings, SchedulerSettings, ServerSettings, read, read_role, why_needless
 from byteps_py.telemetry import logs
+from byteps_py.variables import seconds
 
 __all__ = ["main"]
 
@@ -83,6 +84,7 @@ def _parser(*, whole: bool = False) -> argparse.ArgumentParser:
     )
     env.add_argument("--json", action="store_true", help="as a JSON object")
     env.set_defaults(run=_show_environment)
+    _add_doctor(commands.add_parser)
     text = "compare settings of a training job, and say how sure the difference is"
     compare = commands.add_parser("ab", help=text, description=f"{text}.", allow_abbrev=False)
     compare.set_defaults(run=None)
@@ -105,6 +107,34 @@ def _show_environment(arguments: argparse.Namespace) -> int:
     report = env_report.inspect_environment(os.environ, role)
     print(env_report.as_json(report) if arguments.json else env_report.as_text(report))
     return USAGE if report.is_bad else 0
+
+
+def _add_doctor(add: Callable[..., argparse.ArgumentParser]) -> None:
+    text = "look for what makes jobs hang or crawl on this host, and say what to do about it"
+    described = f"{text}; the exit status is 1 if there is a problem. It starts nothing, and joins no job."
+    doctor = add("doctor", help=text, description=described, allow_abbrev=False)
+    doctor.add_argument(
+        "--role", type=str.lower, choices=[str(each) for each in Role], help="whose (default: DMLC_ROLE, else all)"
+    )
+    doctor.add_argument("--json", action="store_true", help="as a JSON object")
+    doctor.add_argument(
+        "--timeout", type=_seconds, default=30.0, metavar="S", help="seconds that a check may take (default: 30)"
+    )
+    doctor.set_defaults(run=_examine)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return seconds(0.1, 3600)[1](text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0.1 to 3600") from None
+
+
+def _examine(arguments: argparse.Namespace) -> int:
+    from byteps_py.doctor import command
+
+    role = None if arguments.role is None else Role(arguments.role)
+    return command.run(os.environ, role, arguments.timeout, json=arguments.json)
 
 
 def _print_completion(arguments: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ from byteps_py.settings import (
 )
 from byteps_py.variables import Finding, Variable, examine, variables_of
 
-__all__ = ["SECTIONS", "Report", "Section", "as_json", "as_text", "inspect_environment"]
+__all__ = ["SECTIONS", "Report", "Section", "as_json", "as_text", "describes_a_job", "inspect_environment"]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Report:
 def inspect_environment(environ: Mapping[str, str], role: Role | None) -> Report:
     """Look at everything in ``environ`` that concerns ``role``, or all roles. Pure."""
     notes = []
-    missing_matters = _describes_a_job(environ)
+    missing_matters = describes_a_job(environ)
     if not missing_matters:
         notes.append(
             "no distributed job is described here; `bpslaunch COMMAND` starts a whole job on this machine, and one "
@@ -118,7 +118,7 @@ def inspect_environment(environ: Mapping[str, str], role: Role | None) -> Report
     return Report(tuple(rows), tuple(problems), (*notes, *known_names.report(environ)))
 
 
-def _describes_a_job(environ: Mapping[str, str]) -> bool:
+def describes_a_job(environ: Mapping[str, str]) -> bool:
     """Whether anything is set that only a job of several machines needs."""
     needed = [variable for _, variable in variables_of(JobSettings) if variable.default is None]
     return any(environ.get(name, "").strip() for name in ("DMLC_ROLE", *(each.name for each in needed)))

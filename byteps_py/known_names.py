@@ -57,11 +57,10 @@ WITHOUT_EFFECT: tuple[Group, ...] = (
     Group("no message is dropped on purpose", {"PS_DROP_MSG": _OFF}),
     Group("training is synchronous so far", {"BYTEPS_ENABLE_ASYNC": _OFF}),
     Group(
-        "tensors are placed by size, so that each server has as much to do as the others",
+        "tensors are placed by size, so that each server has its share of the work",
         {
-            "BYTEPS_KEY_HASH_FN": ("djb2",),
+            "BYTEPS_KEY_HASH_FN": ("djb2", "mixed"),
             "BYTEPS_BUILT_IN_HASH_COEF": ("1",),
-            "BYTEPS_ENABLE_MIXED_MODE": _OFF,
             "BYTEPS_MIXED_MODE_BOUND": ("101",),
         },
     ),

@@ -129,6 +129,13 @@ class SchedulerSettings(JobSettings):
     kubernetes: bool = variable(
         "DMLC_USE_KUBERNETES", boolean(), "the scheduler listens on all addresses, whatever its own is", False, "0"
     )
+    mixed_mode: bool = variable(
+        "BYTEPS_ENABLE_MIXED_MODE",
+        boolean(),
+        "each server gets the share of the work that suits its machine: fewer bytes beside a worker; 0: equal shares",
+        True,
+        "1",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

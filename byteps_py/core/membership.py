@@ -32,6 +32,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from byteps_py.core.absence import counts
 from byteps_py.core.actions import Action, Log, Send, Stop
+from byteps_py.core.census import Census, take_census
 from byteps_py.core.gathering import Gathering
 from byteps_py.core.job import Job
 from byteps_py.core.launches import Launches
@@ -86,6 +87,7 @@ class Membership:
         scheduler: the process that this runs in, for the proof of its own loss.
         start_timeout: seconds from the first registration until the job must be complete; 0: no limit.
         lost_timeout: seconds without a sign of life after which a process counts as lost.
+        by_machine: as in :class:`~byteps_py.core.roster.Roster`.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Membership:
         scheduler: ProcessInfo,
         start_timeout: float,
         lost_timeout: float,
+        by_machine: bool = True,
     ) -> None:
         if num_worker < 1 or num_server < 1:
             raise ValueError(f"num_worker={num_worker} and num_server={num_server} must be at least 1")
@@ -105,7 +108,7 @@ class Membership:
         self._job_nonce = job_nonce
         self._scheduler = scheduler
         self._lost_timeout = lost_timeout
-        self._roster = Roster(num_worker, num_server)
+        self._roster = Roster(num_worker, num_server, by_machine=by_machine)
         self._strangers = Strangers(job_id, job_nonce, scheduler)
         self._launches = Launches(self._roster, self._strangers, lost_timeout)
         self._gathering = Gathering(self._roster, self._launches, start_timeout)
@@ -197,6 +200,10 @@ class Membership:
             for member in self._roster
             if not self._has_left(member.peer)
         ]
+
+    def census(self, now: float) -> Census:
+        """Who is here and who is missing, for one who asks from outside."""
+        return take_census(self.state.name.lower(), self._roster, self._launches.unjoined(now))
 
     # GATHERING
 
@@ -372,14 +379,9 @@ class Membership:
         member = self._roster.get(peer)
         return shown(peer) if member is None else member.describe()
 
+    _OF_LAUNCHERS: ClassVar[dict[type, Callable[..., list[Action]]]] = {ChildEnded: _child_ended, Vouch: _vouch}
     _HANDLERS: ClassVar[dict[State, dict[type, Callable[[Membership, float, bytes, Any], list[Action]]]]] = {
-        State.GATHERING: {
-            Register: _join,
-            Heartbeat: _heartbeat,
-            Bye: _withdraw,
-            ChildEnded: _child_ended,
-            Vouch: _vouch,
-        },
+        State.GATHERING: {Register: _join, Bye: _withdraw, Heartbeat: _heartbeat, **_OF_LAUNCHERS},
         State.RUNNING: {
             Register: _late,
             Heartbeat: _heartbeat,
@@ -387,13 +389,11 @@ class Membership:
             Barrier: _barrier,
             Bye: _leave,
             Notice: _notice,
-            ChildEnded: _child_ended,
-            Vouch: _vouch,
+            **_OF_LAUNCHERS,
         },
         State.ENDING: {
             Register: _after_end,
             **dict.fromkeys((Heartbeat, *_OF_WORKERS, GroupKnown, Bye), _say_end),
-            ChildEnded: _child_ended,
-            Vouch: _vouch,
+            **_OF_LAUNCHERS,
         },
     }

@@ -113,9 +113,11 @@ class Roster:
 
     Args:
         num_worker, num_server: how many nodes and servers make the job complete.
+        by_machine: servers get shares by where they are, else equal ones.
     """
 
-    def __init__(self, num_worker: int, num_server: int) -> None:
+    def __init__(self, num_worker: int, num_server: int, *, by_machine: bool = True) -> None:
+        self._by_machine = by_machine
         self.num_worker = num_worker
         self.num_server = num_server
         self._members: dict[bytes, Member] = {}
@@ -213,7 +215,9 @@ class Roster:
             tuple(_server_info(rank, member) for rank, member in enumerate(servers)),
             {member.peer: rank for rank, (_, member) in enumerate(workers)},
             {member.peer: rank for rank, member in enumerate(servers)},
-            server_weights(senders, [each.process.host_id for each in servers]) if servers and senders else None,
+            server_weights(senders, [each.process.host_id for each in servers])
+            if self._by_machine and servers and senders
+            else None,
             sum(count for _, count in senders),
         )
 

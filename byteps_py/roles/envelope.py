@@ -10,7 +10,7 @@ import msgspec
 
 from byteps_py.errors import RemoteProtocolError
 from byteps_py.wire.bundle import check_table
-from byteps_py.wire.control import Register, decode_control
+from byteps_py.wire.control import Inquiry, Register, decode_control
 from byteps_py.wire.header import Header, Opcode, decode, opcode_of
 
 __all__ = ["Complaints", "Envelope", "asks_to_join", "is_bundle", "open_bundle", "open_frames"]
@@ -87,9 +87,9 @@ def open_frames(frames: Sequence[memoryview]) -> tuple[Header, memoryview | None
 
 
 def asks_to_join(frames: Sequence[memoryview]) -> bool:
-    """Whether a message that is no data message is a registration, which only a scheduler can answer."""
+    """Whether a message that is no data message is a registration or an inquiry, which only a scheduler can answer."""
     try:
-        return len(frames) == 1 and isinstance(decode_control(frames[0]), Register)
+        return len(frames) == 1 and isinstance(decode_control(frames[0]), (Register, Inquiry))
     except RemoteProtocolError:
         return False
 

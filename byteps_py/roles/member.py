@@ -22,6 +22,7 @@ from byteps_py.errors import (
     TransportTimeout,
 )
 from byteps_py.roles.process import describe_this_process, is_proven_gone
+from byteps_py.roles.software import describe_software
 from byteps_py.settings import JobSettings, WorkerSettings
 from byteps_py.transport.base import Endpoint, tcp_address
 from byteps_py.types import Role
@@ -223,6 +224,7 @@ def registration(settings: JobSettings, role: Role, incarnation: int) -> Registe
         incarnation=incarnation,
         num_worker=settings.num_worker,
         num_server=settings.num_server,
+        software=describe_software(),
     )
 
 

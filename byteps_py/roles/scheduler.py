@@ -21,6 +21,7 @@ from byteps_py.roles.envelope import Complaints
 from byteps_py.roles.member import SCHEDULER
 from byteps_py.roles.message_log import log_messages
 from byteps_py.roles.process import describe_this_process, is_proven_gone, is_running
+from byteps_py.roles.software import describe_software
 from byteps_py.roles.termination import TERMINATED, Termination
 from byteps_py.settings import SchedulerSettings
 from byteps_py.telemetry.recorder import Member, Recorder, prepare
@@ -28,17 +29,21 @@ from byteps_py.transport.base import Endpoint, Message, tcp_address
 from byteps_py.transport.resolve import wait_until_resolved
 from byteps_py.transport.zmq import ZmqEndpoint
 from byteps_py.types import Role
+from byteps_py.version import package_version
 from byteps_py.wire.control import (
     MAX_CONTROL_BYTES,
     Abort,
     ControlMessage,
     Finished,
+    Inquiry,
     Refused,
     Register,
+    Status,
     Welcome,
     decode_control,
     encode_control,
 )
+from byteps_py.wire.inquiry import Software
 
 __all__ = ["Scheduler", "run"]
 
@@ -114,6 +119,7 @@ class Scheduler:
             scheduler=self._here,
             start_timeout=settings.start_timeout,
             lost_timeout=settings.lost_timeout,
+            by_machine=settings.mixed_mode,
         )
         self._complaints = Complaints(_log)
         self._was_complete = False
@@ -121,7 +127,7 @@ class Scheduler:
         self._reached: set[bytes] = set()  # who was connected when it was told of the end
         self._hung_up: set[bytes] = set()  # and is not any more
         self._encoded: tuple[ControlMessage, bytes] | None = None
-        self._tick_due = time.monotonic()
+        self._started = self._tick_due = time.monotonic()
         self.stop: Stop | None = None
         """How the job ended, once it has."""
         address = endpoint.listen(_listening_address(settings))
@@ -183,10 +189,33 @@ class Scheduler:
             if not self._membership.knows(message.peer):
                 self._send(message.peer, Refused(str(error)))  # another version may understand as much
             return
+        if isinstance(control, Inquiry):
+            self._send(message.peer, self._describe(control.number, now))
+            return
         if isinstance(control, Register) and not self._membership.knows(message.peer):
             self._look_for_losses(now)  # a process that was started anew may take the place of its predecessor
         self._perform(self._membership.receive(now, message.peer, control))
         self._was_complete = self._was_complete or self._membership.state is State.RUNNING
+
+    def _describe(self, number: int, now: float) -> Status:
+        """How the job stands; whoever asks leaves no trace."""
+        census = self._membership.census(now)
+        own = Software(Role.SCHEDULER, package_version(), describe_software(), 1, self._here.host)
+        return Status(
+            number=number,
+            job_id=self._settings.job_id,
+            state=census.state,
+            software=(own, *census.software),
+            pid=self._here.pid,
+            num_worker=census.num_worker,
+            num_server=census.num_server,
+            machines=census.machines,
+            workers=census.workers,
+            servers=census.servers,
+            missing=census.missing,
+            uptime=int((now - self._started) * 1e9),
+            clock=max(0, time.time_ns()),
+        )
 
     def _look_for_losses(self, now: float) -> None:
         for peer, process, _ in self._membership.members():

@@ -29,6 +29,7 @@ from byteps_py.wire.declarations import (
     tensor_problem,
 )
 from byteps_py.wire.header import PROTOCOL_VERSION
+from byteps_py.wire.inquiry import Inquiry, SoftwareText, Status
 from byteps_py.wire.message import MAX_TEXT, ControlStruct, Natural, Positive, Text, Unsigned64
 
 __all__ = [
@@ -53,12 +54,14 @@ __all__ = [
     "GroupKnown",
     "Heartbeat",
     "HeartbeatReply",
+    "Inquiry",
     "Left",
     "Notice",
     "Placement",
     "ProcessInfo",
     "Refused",
     "Register",
+    "Status",
     "Vouch",
     "Vouched",
     "Waiting",
@@ -94,7 +97,7 @@ class Register(ControlStruct, frozen=True, tag="register"):
 
     ``worker_id`` is None where ``DMLC_WORKER_ID`` is not set; ``launch_id`` is equal for the processes that one
     ``bpslaunch`` started (empty otherwise).  ``address`` is where a server's data socket listens.  ``transport`` and
-    ``local_reduce`` are the settings of these names, the latter a worker's.
+    ``local_reduce`` are the settings of these names, the latter a worker's.  ``software`` is for :class:`Status`.
     """
 
     version: Text
@@ -112,6 +115,7 @@ class Register(ControlStruct, frozen=True, tag="register"):
     partition_bytes: Natural = 0
     transport: Text = ""
     local_reduce: Text = ""
+    software: SoftwareText = ""
 
 
 class Refused(ControlStruct, frozen=True, tag="refused", omit_defaults=True):
@@ -272,6 +276,8 @@ ControlMessage: TypeAlias = (
     | ChildEnded
     | Vouch
     | Vouched
+    | Inquiry
+    | Status
     | Abort
     | Finished
 )
@@ -330,6 +336,8 @@ def _readable(message: ControlMessage) -> ControlMessage:
         return msgspec.structs.replace(message, text=_cut(message.text))
     if isinstance(message, GroupFormed):
         return msgspec.structs.replace(message, problem=_cut(message.problem))
+    if isinstance(message, Status):
+        return msgspec.structs.replace(message, missing=_cut(message.missing))
     return message
 
 

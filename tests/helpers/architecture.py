@@ -34,6 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("torch", "mxnet"),
     ("tune",),
     ("env_report",),
+    ("doctor",),
     ("cli",),
     ("__main__",),
 )

@@ -18,6 +18,7 @@ from byteps_py.types import (
 from byteps_py.wire import control
 from byteps_py.wire.control import ControlMessage
 from byteps_py.wire.header import Flag, Header, Opcode
+from byteps_py.wire.inquiry import Software
 
 JOB = 0x0123456789ABCDEF
 WORKER = 0x1122334455667788
@@ -212,6 +213,7 @@ CONTROL: dict[str, ControlMessage] = {
         partition_bytes=4096000,
         transport="auto",
         local_reduce="on",
+        software="Python 3.11.7, numpy 2.1.0",
     ),
     "refused": control.Refused(reason="another job"),
     "waiting": control.Waiting(text="waiting 10 s for 1 of 2 workers"),
@@ -264,6 +266,25 @@ CONTROL: dict[str, ControlMessage] = {
         job_id="digits", launch_id="a1b2", worker_id=None, local_size=2, children=(control.Child(1, PROCESS),)
     ),
     "vouched": control.Vouched(missing=(0, 300), joined=(1,)),
+    "inquiry": control.Inquiry(number=300),
+    "status": control.Status(
+        number=300,
+        job_id="digits",
+        state="gathering",
+        software=(
+            Software(Role.SCHEDULER, "0.1.0", "Python 3.11.7, numpy 2.1.0", 1, "node-a"),
+            Software(Role.WORKER, "0.1.0", "Python 3.11.7, numpy 2.1.0, torch 2.6.0", 3, "node-b"),
+        ),
+        pid=4242,
+        num_worker=2,
+        num_server=1,
+        machines=1,
+        workers=3,
+        servers=0,
+        missing="1 of 1 servers; workers 2/2",
+        uptime=5_000_000_000,
+        clock=1_700_000_000_000_000_000,
+    ),
     "abort": control.Abort(reason="worker 1 (pid 17 on node-b) was lost"),
     "finished": control.Finished(),
 }

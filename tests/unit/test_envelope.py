@@ -9,7 +9,7 @@ import pytest
 from byteps_py.errors import RemoteProtocolError
 from byteps_py.roles.envelope import Complaints, Envelope, asks_to_join, is_bundle, open_bundle, open_frames
 from byteps_py.types import DType, Role
-from byteps_py.wire.control import Heartbeat, ProcessInfo, Register, encode_control
+from byteps_py.wire.control import Heartbeat, Inquiry, ProcessInfo, Register, encode_control
 from byteps_py.wire.header import Opcode, encode
 
 ENVELOPE = Envelope(sender=3, job=7, incarnation=9, epoch=1)
@@ -78,12 +78,13 @@ def test_a_bundle_of_another_payload_is_refused(payload: bytes) -> None:
         open_bundle([memoryview(encode(MANY)), TABLE, memoryview(payload)])
 
 
-def test_only_a_registration_asks_to_join() -> None:
+def test_who_takes_a_server_for_a_scheduler() -> None:
     process = ProcessInfo("host", "id", 1, 2)
     register = encode_control(
         Register(version="1", job_id="j", role=Role.WORKER, process=process, incarnation=5, num_worker=1, num_server=1)
     )
     assert asks_to_join([memoryview(register)])
+    assert asks_to_join([memoryview(encode_control(Inquiry(1)))])
     assert not asks_to_join([memoryview(encode_control(Heartbeat()))])
     assert not asks_to_join([memoryview(encode(ENVELOPE.header(Opcode.PULL, 5, 2)))])
     assert not asks_to_join([memoryview(register)] * 2)

@@ -46,6 +46,30 @@ def worker_order(members: Sequence[Member], num_worker: int) -> list[tuple[int, 
     return [(each.pid, each.node, each.local_rank, each.local_size) for each in seating.participants]
 
 
+class TestShares:
+    def test_by_machine(self) -> None:
+        members = [worker(1, "host-a", worker_id=0), worker(2, "host-b", worker_id=1), worker(3, "host-c", worker_id=2)]
+        servers = [server(8, "host-a"), server(9, "host-d")]
+        members = [with_counts(each, 3, 2) for each in (*members, *servers)]
+        seating = filled(members, 3, 2).seating()
+        assert seating.weights == pytest.approx((1 / 3, 2 / 3))
+        assert seating.senders == 3
+
+    def test_equal_ones_where_that_is_wanted(self) -> None:
+        roster = Roster(1, 1, by_machine=False)
+        for member in (worker(1, worker_id=0), server(9)):
+            assert roster.add(with_counts(member, 1, 1)) is None
+        assert roster.seating().weights is None
+
+    @pytest.mark.parametrize(("choice", "senders"), [("auto", 1), ("off", 2)])
+    def test_processes_that_do_not_sum_send_each_for_itself(self, choice: str, senders: int) -> None:
+        members = [
+            worker(pid, worker_id=0, local_rank=pid - 1, local_size=2, local_reduce=choice, num_worker=1)
+            for pid in (1, 2)
+        ]
+        assert filled([*members, with_counts(server(9, "host-b"), 1, 1)], 1, 1).seating().senders == senders
+
+
 class TestRanks:
     def test_by_worker_id_and_local_rank(self) -> None:
         members = [

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -28,6 +29,7 @@ from byteps_py.roles.scheduler import Scheduler, run
 from byteps_py.settings import SchedulerSettings
 from byteps_py.transport.base import Buffer, Message
 from byteps_py.transport.loopback import LoopbackNetwork
+from byteps_py.types import Role
 from byteps_py.wire.control import (
     Abort,
     Bye,
@@ -35,8 +37,10 @@ from byteps_py.wire.control import (
     Finished,
     Heartbeat,
     HeartbeatReply,
+    Inquiry,
     Left,
     Refused,
+    Status,
     Welcome,
     decode_control,
     encode_control,
@@ -181,6 +185,37 @@ class TestRun:
             peer.expect(Welcome)
         peers[1].send(Bye())
         peers[0].expect(Finished)
+        assert job.end() == 0
+
+    def test_whoever_inquires_leaves_no_trace(self, network: LoopbackNetwork, caplog: pytest.LogCaptureFixture) -> None:
+        job = Running(network)
+        one = job.peer(alone(worker(1, worker_id=0, software="Python 3.11.7")))
+        with caplog.at_level(logging.DEBUG, "byteps_py.scheduler"):
+            asker = Peer(network, worker(77))
+            for number in (1, 1, 5):
+                asker.send(Inquiry(number))
+            first, _, last = (asker.expect(Status) for _ in range(3))
+            one.send(Inquiry(6))  # a member may ask, too
+            assert isinstance(one.expect(Status), Status)
+        assert isinstance(first, Status)
+        assert isinstance(last, Status)
+        assert (first.number, last.number, last.job_id, last.state) == (1, 5, "job", "gathering")
+        assert (last.num_worker, last.num_server, last.machines, last.workers, last.servers) == (1, 1, 1, 1, 0)
+        assert last.missing == "1 of 1 servers; workers 1/1"
+        assert [(each.role, each.others, each.count) for each in last.software[1:]] == [
+            (Role.WORKER, "Python 3.11.7", 1)
+        ]
+        assert last.software[0].others.startswith(f"Python {platform.python_version()}, numpy ")
+        assert last.uptime >= first.uptime
+        assert abs(last.clock - time.time_ns()) < WAIT * 1e9
+        assert not [record for record in caplog.records if "w77" in record.message or "Inquiry" in record.message]
+        two = job.peer(SERVER)
+        two.expect(Welcome)
+        asker.send(Inquiry(7))
+        status = asker.expect(Status)
+        assert isinstance(status, Status)
+        assert (status.state, status.servers, status.missing) == ("running", 1, "")
+        one.send(Bye())
         assert job.end() == 0
 
     def test_every_run_has_a_number_of_its_own(self) -> None:

@@ -1,0 +1,1 @@
+"""``bps doctor``: what on this host makes jobs hang or crawl."""

@@ -1,0 +1,194 @@
+"""Check of the scheduler: whether it is reached, whether it is the right one, and how its job stands."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+
+from byteps_py.doctor.findings import Finding, note, ok, problem, warning
+from byteps_py.doctor.inquiry import Answer, best_clock, inquire
+from byteps_py.doctor.situation import Situation
+from byteps_py.errors import TransportError
+from byteps_py.ports.holders import describe_holder
+from byteps_py.role import Role
+from byteps_py.roles.software import describe_software
+from byteps_py.settings import JobSettings
+from byteps_py.transport.base import tcp_address
+from byteps_py.transport.probe import Finding as Probed
+from byteps_py.transport.probe import Verdict, probe
+from byteps_py.transport.resolve import is_local, resolve
+from byteps_py.transport.zmq import ZmqEndpoint
+from byteps_py.version import package_version
+from byteps_py.wire.control import MAX_CONTROL_BYTES, Status
+from byteps_py.wire.inquiry import Software
+
+__all__ = ["ask", "check_scheduler", "compare_software", "judge_answer", "judge_probes"]
+
+_PROBE_SECONDS = 2.0
+_ANSWER_SECONDS = 5.0
+_CLOCK_SECONDS = 1.0
+"""Clocks that differ by less disturb nobody who reads logs of several machines."""
+_PLACE = "check DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"
+
+
+def check_scheduler(situation: Situation) -> Iterator[Finding]:
+    """Look the scheduler up, connect, and ask it."""
+    job = situation.job
+    if job is None:
+        return
+    where = f"{job.root_uri}:{job.root_port}"
+    try:
+        addresses = resolve(job.root_uri, job.root_port)
+    except TransportError as error:
+        yield problem(str(error), "check the spelling of DMLC_PS_ROOT_URI and the name service, or use an address")
+        return
+    share = situation.timeout / 2 / len(addresses)
+    probes = {each: probe(each, job.root_port, min(_PROBE_SECONDS, share)) for each in addresses}
+    yield from judge_probes(where, probes, situation.role is Role.SCHEDULER)
+    greeting = [each for each, found in probes.items() if found.verdict is Verdict.GREETS]
+    foreign = [each for each, found in probes.items() if found.verdict is Verdict.FOREIGN]
+    if greeting:
+        answer = ask(greeting[0], job.root_port, situation.timeout)
+        yield from judge_answer(job, where, answer)
+        foreign = [] if answer.status is not None else greeting
+    if foreign and is_local(foreign[0]):
+        yield note(describe_holder(foreign[0], job.root_port))
+
+
+def ask(address: str, port: int, timeout: float) -> Answer:
+    """Inquire by TCP, at a numeric address; takes a third of ``timeout`` seconds at most."""
+    endpoint = ZmqEndpoint(b"doctor-%s" % secrets.token_hex(8).encode(), MAX_CONTROL_BYTES)
+    try:
+        return inquire(endpoint, tcp_address(address, port), min(_ANSWER_SECONDS, timeout / 3))
+    finally:
+        endpoint.close()
+
+
+def judge_probes(where: str, probes: dict[str, Probed], may_be_absent: bool) -> Iterator[Finding]:
+    """What is to be said of plain connections to each address of the scheduler; nothing if all greet. Pure.
+
+    Args:
+        where: the scheduler, as the user wrote it.
+        probes: by numeric address.
+        may_be_absent: whether it is yet to be started, by the one who asks.
+    """
+    some = any(each.verdict is Verdict.GREETS for each in probes.values())
+    for address, found in probes.items():
+        text = f"the scheduler at {where}{f' ({address})' if len(probes) > 1 else ''}: {found.text}"
+        if found.verdict is Verdict.GREETS:
+            continue
+        if some:
+            yield warning(text, "use the address that works: the others are tried first, or now and then")
+        elif found.verdict is Verdict.REFUSED and may_be_absent:
+            yield note(f"{text}: it has not been started yet", verdict=found.verdict.value)
+        else:
+            yield problem(text, _REMEDIES[found.verdict], verdict=found.verdict.value)
+
+
+_REMEDIES = {
+    Verdict.REFUSED: f"start it (`bpslaunch` with DMLC_ROLE=scheduler), or {_PLACE}",
+    Verdict.SILENT: f"open the port in the firewall of that machine and between the machines, or {_PLACE}",
+    Verdict.UNREACHABLE: f"look at routes and interfaces (`ip route get ADDRESS`), or {_PLACE}",
+    Verdict.FOREIGN: f"end what listens there, or choose another port, or {_PLACE}",
+    Verdict.UNTRIED: "raise the limit of open files (`ulimit -n`)",
+}
+
+
+def judge_answer(job: JobSettings, where: str, answer: Answer) -> Iterator[Finding]:
+    """What is to be said of one who greeted. Pure but for the versions of this process."""
+    status = answer.status
+    if status is None:
+        if answer.misunderstood:
+            text = f"the scheduler at {where} is of another version of byteps_py: {answer.misunderstood}"
+            yield problem(text, "install the same version on all machines")
+        elif answer.refusal:
+            text = f"who listens at {where} refuses to tell how a job stands: {answer.refusal}"
+            yield problem(text, f"{_PLACE}, and that all machines have the same version of byteps_py")
+        else:
+            text = f"who listens at {where} speaks ZeroMQ, but does not answer as a scheduler of byteps_py"
+            yield problem(text, f"end it if it is stopped, or a scheduler of BytePS or MXNet; or {_PLACE}")
+        return
+    yield from _judge_job(job, where, status)
+    if answer.exchanges:
+        offset, bound = best_clock(answer.exchanges)
+        way = "ahead of" if offset >= 0 else "behind"
+        text = f"its clock is {abs(offset) * 1e3:.1f} ms {way} this one's, give or take {bound * 1e3:.1f} ms"
+        if abs(offset) - bound > _CLOCK_SECONDS:
+            yield note(
+                text,
+                "logs of the two machines do not fit together: run a time service such as chrony",
+                offset_s=offset,
+                bound_s=bound,
+            )
+        else:
+            yield ok(text, offset_s=offset, bound_s=bound)
+    own = Software(Role.WORKER, package_version(), describe_software(), 1, "this host")
+    yield from compare_software(own, status.software)
+
+
+def _judge_job(job: JobSettings, where: str, status: Status) -> Iterator[Finding]:
+    scheduler = status.software[0]
+    seconds = status.uptime / 1e9
+    who = f"the scheduler at {where} (byteps_py {scheduler.version}, pid {status.pid} on {scheduler.host})"
+    if status.job_id != job.job_id:
+        yield problem(
+            f"{who} belongs to job {status.job_id!r}, this process to job {job.job_id!r}",
+            "set the same BYTEPS_JOB_ID everywhere, or another DMLC_PS_ROOT_PORT for the other job",
+        )
+    for name, here, there in (
+        ("DMLC_NUM_WORKER", job.num_worker, status.num_worker),
+        ("DMLC_NUM_SERVER", job.num_server, status.num_server),
+    ):
+        if here != there:
+            yield problem(f"{name} is {here} here and {there} at the scheduler", "set the same value everywhere")
+    counts = (
+        f"{status.machines} of {status.num_worker} worker machines complete ({status.workers} processes), "
+        f"{status.servers} of {status.num_server} servers"
+    )
+    text = f"{who} answers; its job {status.job_id!r} is {status.state}, {seconds:.0f} s after its start: {counts}"
+    facts = {
+        "job_id": status.job_id,
+        "state": status.state,
+        "uptime_s": seconds,
+        "num_worker": status.num_worker,
+        "num_server": status.num_server,
+        "machines": status.machines,
+        "workers": status.workers,
+        "servers": status.servers,
+        "missing": status.missing,
+    }
+    yield ok(text, **facts)
+    if status.state == "ending":
+        yield note("its job is ending: who comes now is too late", "start the job anew")
+    elif status.missing:
+        yield note(f"it waits for {status.missing}", "start what is missing, with the same DMLC_* variables")
+
+
+def compare_software(own: Software, theirs: Sequence[Software]) -> Iterator[Finding]:
+    """Where versions differ among this process, the scheduler and the members of its job. Pure."""
+    kinds: dict[str, dict[str, list[str]]] = {}
+    for each in (own, *theirs):
+        who = each.host if each is own else f"{each.count} {each.role}{'s' if each.count > 1 else ''} ({each.host})"
+        for name, version in [("byteps_py", each.version), *_versions(each.others)]:
+            kinds.setdefault(name, {}).setdefault(version, []).append(who)
+    differing = {name: versions for name, versions in kinds.items() if len(versions) > 1}
+    for name, versions in differing.items():
+        shown = "; ".join(f"{version} on {', '.join(who)}" for version, who in versions.items())
+        found = note if name in _HARMLESS else warning
+        yield found(f"versions of {name} differ: {shown}", _SAME, versions=versions)
+    if not differing:
+        yield ok(f"the versions of all {1 + sum(each.count for each in theirs)} processes agree: {_listed(kinds)}")
+
+
+_HARMLESS = ("Python", "numpy")
+_SAME = "install the same version everywhere"
+
+
+def _versions(others: str) -> Iterator[tuple[str, str]]:
+    for word in filter(None, others.split(", ")):
+        name, _, version = word.partition(" ")
+        yield name, version
+
+
+def _listed(kinds: dict[str, dict[str, list[str]]]) -> str:
+    return ", ".join(f"{name} {next(iter(versions))}" for name, versions in kinds.items())

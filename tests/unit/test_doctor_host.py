@@ -1,0 +1,244 @@
+"""What is read of cores, memory, limits and ports of recorded systems, and what is said of it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+from pathlib import Path
+
+import pytest
+
+from byteps_py.doctor import limits as limits_module
+from byteps_py.doctor.cgroups import cpu_quota, groups, pids_left
+from byteps_py.doctor.cores import Demand, check_cores, demands, judge_cores, judge_load, judge_threads
+from byteps_py.doctor.findings import Finding, Severity
+from byteps_py.doctor.kernels import check_kernels, judge_level
+from byteps_py.doctor.limits import check_limits, files_needed, judge_files, judge_processes
+from byteps_py.doctor.memory import check_memory, judge_memory, judge_nodes, parse_cores, parse_total
+from byteps_py.doctor.ports import check_ports, judge_range, parse_range
+from byteps_py.doctor.sharing import check_sharing, in_container, judge_sharing
+from byteps_py.doctor.situation import Situation
+from byteps_py.role import Role
+from byteps_py.settings import JobSettings, ServerSettings, WorkerSettings
+
+JOB = {"num_worker": 2, "num_server": 2, "root_uri": "127.0.0.1", "root_port": 9000}
+GB = 10**9
+
+
+def severities(findings: object) -> list[str]:
+    return [each.severity.value for each in findings]  # type: ignore[attr-defined]
+
+
+def write(root: Path, name: str, text: str) -> None:
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text(text, encoding="ascii")
+
+
+class TestGroups:
+    def test_paths(self) -> None:
+        text = "9:name=systemd:/\n4:memory:/a:b\n2:cpu,cpuacct:/box\n0::/pod\nnonsense\n"
+        assert groups(text) == {"name=systemd": "/", "memory": "/a:b", "cpu": "/box", "cpuacct": "/box", "": "/pod"}
+
+    def test_version_2_with_a_limit_above(self, tmp_path: Path) -> None:
+        write(tmp_path, "proc/self/cgroup", "0::/pod/main\n")
+        write(tmp_path, "sys/fs/cgroup/pod/main/cpu.max", "max 100000\n")
+        write(tmp_path, "sys/fs/cgroup/pod/cpu.max", "150000 100000\n")
+        write(tmp_path, "sys/fs/cgroup/pod/pids.max", "100\n")
+        write(tmp_path, "sys/fs/cgroup/pod/pids.current", "40\n")
+        assert cpu_quota(tmp_path) == 1.5
+        assert pids_left(tmp_path) == 60
+
+    def test_version_1_in_a_container_that_sees_only_its_own(self, tmp_path: Path) -> None:
+        write(tmp_path, "proc/self/cgroup", "8:pids:/docker/0123\n1:cpu:/docker/0123\n0::/\n")
+        write(tmp_path, "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "400000\n")
+        write(tmp_path, "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
+        write(tmp_path, "sys/fs/cgroup/pids/pids.max", "max\n")
+        write(tmp_path, "sys/fs/cgroup/pids/pids.current", "40\n")
+        assert cpu_quota(tmp_path) == 4
+        assert pids_left(tmp_path) is None
+        write(tmp_path, "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n")
+        assert cpu_quota(tmp_path) is None
+
+    def test_a_system_without_any(self, tmp_path: Path) -> None:
+        assert cpu_quota(tmp_path) is None
+        assert pids_left(tmp_path) is None
+
+
+class TestCores:
+    def test_a_quota_that_openmp_does_not_know(self) -> None:
+        (found,) = judge_cores(8, 16, 1.5)
+        assert found.severity is Severity.WARNING
+        assert "8 of 16 cores may be used, but the control group allows the time of 1.5" in found.text
+        assert "OMP_NUM_THREADS=1" in found.remedy
+        assert severities(judge_cores(8, 8, 8.0)) == ["ok"]
+        assert next(iter(judge_cores(2, 2, None))).text == "2 cores"
+
+    @pytest.mark.parametrize(
+        ("wanted", "severity", "words"),
+        [
+            ([Demand("server", 1, 4, True)], "problem", "1 server x 4 = 4 OpenMP threads on 2 cores, and idle ones"),
+            (
+                [Demand("server", 1, 1, True), Demand("worker", 2, 2, False)],
+                "warning",
+                "1 server x 1 + 2 workers x 2 =",
+            ),
+            ([Demand("server", 1, 1, True), Demand("worker", 2, 2, True)], "problem", "idle ones of workers spin"),
+            ([Demand("server", 1, 2, True)], "ok", "1 server x 2 = 2 OpenMP threads fit"),
+            ([Demand("server", 1, None, True)], "note", "servers spin while they are idle"),
+            ([Demand("worker", 2, None, False)], "note", "a team of all cores in each of 2 workers"),
+        ],
+    )
+    def test_threads(self, wanted: list[Demand], severity: str, words: str) -> None:
+        (found,) = judge_threads(wanted, 2)
+        assert found.severity.value == severity
+        assert words in found.text
+
+    def test_nothing_is_asked_for(self) -> None:
+        assert list(judge_threads([], 2)) == []
+        assert list(judge_threads([Demand("server", 1, None, False), Demand("worker", 1, None, False)], 2)) == []
+
+    def test_demands_of_a_job(self) -> None:
+        server = ServerSettings(**JOB, omp_num_threads=2, engine_threads=3, omp_wait_policy="active")  # type: ignore[arg-type]
+        worker = WorkerSettings(**JOB, local_size=4)  # type: ignore[arg-type]
+        job = JobSettings(**JOB)  # type: ignore[arg-type]
+        assert demands(Situation({}, job=job, server=server, worker=worker)) == [
+            Demand("server", 1, 6, True),
+            Demand("worker", 4, None, False),
+        ]
+        assert demands(Situation({})) == []
+
+    def test_what_else_runs(self) -> None:
+        assert severities(judge_load(7.5, 2, "powersave")) == ["note", "note"]
+        assert list(judge_load(1.5, 2, "performance")) == []
+
+    def test_a_recorded_container(self, tmp_path: Path) -> None:
+        write(tmp_path, "proc/self/cgroup", "0::/\n")
+        write(tmp_path, "sys/fs/cgroup/cpu.max", "50000 100000")
+        found = list(check_cores(Situation({}, cores=frozenset({0, 1}), root=tmp_path)))
+        assert found[0].severity is Severity.WARNING
+        assert found[0].facts["quota"] == 0.5
+
+
+class TestMemory:
+    def test_amounts(self) -> None:
+        assert severities(judge_memory(8 * GB, 16 * GB)) == ["ok"]
+        assert severities(judge_memory(GB // 4, 0)) == ["warning"]
+        assert severities(judge_memory(3 * GB, 100 * GB)) == ["warning"]
+        assert severities(judge_memory(30 * GB, 1000 * GB)) == ["ok"]
+
+    def test_nodes(self) -> None:
+        nodes = {0: frozenset({0, 1}), 1: frozenset({2, 3}), 2: frozenset[int]()}
+        (found,) = judge_nodes(nodes, frozenset({1, 2, 3}))
+        assert found.severity is Severity.NOTE
+        assert "2 memory nodes (cores of node 0: 1, node 1: 2)" in found.text
+        assert severities(judge_nodes(nodes, frozenset({2, 3}))) == ["ok"]
+        assert list(judge_nodes({}, frozenset({0}))) == []
+
+    def test_recorded_texts(self, tmp_path: Path) -> None:
+        assert parse_cores("0-3,8\n") == {0, 1, 2, 3, 8}
+        assert parse_cores("") == parse_cores("a-b") == frozenset()
+        assert parse_total("MemTotal:       16384 kB\nMemFree: 5 kB\n") == 16384 * 1024
+        assert parse_total("MemTotal:\n") == 0
+        write(tmp_path, "proc/meminfo", "MemTotal: 16000000 kB\nMemAvailable: 8000000 kB\n")
+        for node, cores in enumerate(("0-1", "2-3")):
+            write(tmp_path, f"sys/devices/system/node/node{node}/cpulist", f"{cores}\n")
+        found = list(check_memory(Situation({}, cores=frozenset(range(4)), root=tmp_path)))
+        assert severities(found) == ["ok", "note"]
+        assert found[0].text == "8.2 GB are available of 16.4"
+        assert found[1].facts == {"nodes": {"0": [0, 1], "1": [2, 3]}}
+
+
+class TestLimits:
+    def test_files_that_a_process_needs(self) -> None:
+        small = {role: files_needed(role, 2, 1, 1) for role in Role}
+        large = {role: files_needed(role, 512, 128, 4) for role in Role}
+        assert max(small.values()) < 256
+        assert large[Role.SERVER] - small[Role.SERVER] == 5 * 512 - 2 * 2
+        assert large[Role.SCHEDULER] - small[Role.SCHEDULER] == 640 - 3
+
+    def test_files(self) -> None:
+        assert severities(judge_files(100, 1024, 4096)) == ["ok"]
+        (found,) = judge_files(2000, 1024, 4096)
+        assert found.severity is Severity.OK
+        assert "raise that by themselves, up to 4096" in found.text
+        assert severities(judge_files(5000, 1024, 4096)) == ["problem"]
+        assert severities(judge_files(5000, -1, -1)) == ["ok"]
+
+    def test_processes(self) -> None:
+        assert severities(judge_processes(100, 50)) == ["warning", "warning"]
+        assert list(judge_processes(None, None)) == list(judge_processes(30_000, 5000)) == []
+
+    def test_a_large_job_on_a_small_limit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(limits_module.resource, "getrlimit", lambda which: (256, 1024))
+        job = JobSettings(**{**JOB, "num_worker": 2000})  # type: ignore[arg-type]
+        found = list(check_limits(Situation({}, Role.SERVER, job, root=tmp_path)))
+        assert found[0].severity is Severity.PROBLEM
+        assert "1024 files may be open" in found[0].text
+        monkeypatch.undo()
+        assert "problem" not in severities(check_limits(Situation({}, root=tmp_path)))
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] != 256
+
+
+class TestPorts:
+    def test_a_range(self) -> None:
+        assert severities(judge_range((20000, 20099), 100, [], (32768, 60999), None)) == ["ok"]
+        assert severities(judge_range((20000, 40000), 256, [20000], (32768, 60999), None)) == ["note", "note"]
+        assert severities(judge_range((20000, 20000), 1, [], None, None)) == ["problem"]
+        assert severities(judge_range((20000, 20000), 1, [], None, Role.SERVER)) == ["ok"]
+        assert parse_range("32768\t60999\n") == (32768, 60999)
+        assert parse_range("") is parse_range("a b") is None
+
+    def test_ports_that_are_held(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as held:
+            port = held.getsockname()[1]
+            job = JobSettings(**JOB, port_range=(port, port))  # type: ignore[arg-type]
+            server = ServerSettings(**JOB, port=port)  # type: ignore[arg-type]
+            found = list(check_ports(Situation({}, Role.SERVER, job, server)))
+        assert severities(found)[:2] == ["problem", "problem"]
+        assert f"DMLC_PORT: port {port} is in use by process {os.getpid()} of user" in found[0].text
+        assert f"BYTEPS_PORT_RANGE={port}-{port} has 0 free of 1 tried ports: {port} by process" in found[1].text
+
+    def test_ports_that_are_free(self) -> None:
+        job = JobSettings(**JOB)  # type: ignore[arg-type]
+        (found,) = check_ports(Situation({}, Role.WORKER, job))
+        assert found == Finding(Severity.OK, "a process can listen at any free port")
+        assert list(check_ports(Situation({}))) == []
+
+
+class TestSharing:
+    def test_what_it_means(self) -> None:
+        assert severities(judge_sharing("auto", "")) == severities(judge_sharing("shm", "")) == ["ok"]
+        assert severities(judge_sharing("auto", "memfd_create: no")) == ["warning"]
+        assert severities(judge_sharing("shm", "memfd_create: no")) == ["problem"]
+        assert severities(judge_sharing("tcp", "memfd_create: no")) == ["note"]
+
+    def test_here(self, tmp_path: Path) -> None:
+        assert severities(check_sharing(Situation({}, root=tmp_path))) == ["ok"]
+
+    def test_a_system_without_memory_files(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        def refuse(name: str, flags: int) -> int:
+            raise OSError(38, "Function not implemented")
+
+        monkeypatch.setattr(os, "memfd_create", refuse)
+        (found,) = check_sharing(Situation({}, root=tmp_path))
+        assert found.text.endswith("talk TCP: memfd_create: Function not implemented")
+
+    def test_containers(self, tmp_path: Path) -> None:
+        assert in_container("11:memory:/kubepods/burstable/pod1\n")
+        assert not in_container("0::/user.slice\n")
+        write(tmp_path, "proc/1/cgroup", "0::/docker/0123\n")
+        job = JobSettings(**JOB)  # type: ignore[arg-type]
+        assert severities(check_sharing(Situation({}, job=job, root=tmp_path))) == ["ok", "note"]
+
+
+class TestKernels:
+    def test_here(self) -> None:
+        assert "problem" not in severities(check_kernels(Situation({})))
+
+    def test_numpy_instead(self) -> None:
+        assert severities(check_kernels(Situation({"BYTEPS_KERNELS": "reference"}))) == ["warning"]
+
+    def test_levels(self) -> None:
+        assert severities(judge_level("avx512", 4, 4)) == ["ok"]
+        assert severities(judge_level("baseline", 2, 4)) == ["note", "note"]
