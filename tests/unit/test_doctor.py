@@ -65,7 +65,7 @@ class TestSituation:
         assert found.role is None
         assert found.job is not None
         assert found.worker is not None
-        assert (found.job.root_port, found.worker.partition_bytes) == (9000, 4194304)
+        assert (found.job.root_port, found.worker.partition_bytes) == (9000, None)
         assert observe({**JOB, "DMLC_PS_ROOT_PORT": "x"}, None, 5).job is None
 
     def test_a_worker_that_is_alone(self) -> None:

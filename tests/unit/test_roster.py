@@ -49,10 +49,10 @@ def worker_order(members: Sequence[Member], num_worker: int) -> list[tuple[int, 
 class TestShares:
     def test_by_machine(self) -> None:
         members = [worker(1, "host-a", worker_id=0), worker(2, "host-b", worker_id=1), worker(3, "host-c", worker_id=2)]
-        servers = [server(8, "host-a"), server(9, "host-d")]
-        members = [with_counts(each, 3, 2) for each in (*members, *servers)]
-        seating = filled(members, 3, 2).seating()
-        assert seating.weights == pytest.approx((1 / 3, 2 / 3))
+        servers = [server(7, "host-a"), server(8, "host-b"), server(9, "host-d")]
+        members = [with_counts(each, 3, 3) for each in (*members, *servers)]
+        seating = filled(members, 3, 3).seating()
+        assert seating.weights == pytest.approx((2 / 7, 2 / 7, 3 / 7))
         assert seating.senders == 3
 
     def test_equal_ones_where_that_is_wanted(self) -> None:
