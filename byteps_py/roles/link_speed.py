@@ -2,10 +2,10 @@
 
 The size of partitions follows from it (:mod:`byteps_py.core.partition_size`), under a root, so that an estimate does
 for which the others need not be asked to be silent: all workers measure at the same time, each at another server, as
-they do later.  A train of equal messages is sent at once; the server answers each when it is there, and what counts is
-the time between the first answer and the last, in which all messages but the first have passed, at the speed of the
-slowest link on the way.  (The method of packet trains: Jain and Dovrolis, "End-to-end available bandwidth", SIGCOMM
-2002.)
+they do later.  When the first message, a small one, is answered, the connection is there and the server is awake; then
+a train of large ones is sent at once, of which each is answered when it has arrived.  What counts is the time from
+sending to the last answer.  (The time between answers would leave out the way back; but a thread that comes late reads
+several at once, and a slow link looks fast.)
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ __all__ = ["LinkSpeed", "measure_link"]
 
 _BYTES: Final = 64 << 10
 _COUNT: Final = 8
+"""Messages of the train, and bytes of each: 21 ms at 200 Mbit/s."""
 _PATIENCE_SECONDS: Final = 3.0
 """How long is waited for the answers: those that have come then must do."""
-_FASTEST: Final = 10**11
-"""Bytes per second; two answers may be read at the same time."""
+_LEAST_SECONDS: Final = 1e-6
 _KEY: Final = 0
 _SLOW: Final = 10**7
-"""Bytes per second that are assumed where no answer has come: partitions for it suit faster links, too."""
+"""Bytes per second that are assumed where nothing of the train has arrived in time; partitions for it suit faster
+links, too."""
 
 
 class LinkSpeed:
@@ -47,19 +48,24 @@ class LinkSpeed:
     def __init__(self, send: Callable[[list[Buffer]], object], envelope: Envelope, now: float) -> None:
         self.bytes_per_second = 0
         self.is_known = False
-        self._begun = now
-        self._answers: list[float] = []
+        self._send = send
+        self._envelope = envelope
         self._deadline = now + _PATIENCE_SECONDS
-        payload = bytes(_BYTES)
-        for number in range(1, _COUNT + 1):
-            send([encode(envelope.header(Opcode.PROBE, _KEY, number, length=_BYTES)), payload])
+        self._begun = self._last = now
+        self._answers = 0
+        self._probe(1, 1)
 
     def answered(self, now: float, header: Header) -> None:
         """One of the messages has arrived; an answer out of order is none."""
-        if self.is_known or header.round != len(self._answers) + 1:
+        if self.is_known or header.round != self._answers + 1:
             return
-        self._answers.append(now)
-        if len(self._answers) == _COUNT:
+        self._answers += 1
+        self._last = now
+        if self._answers == 1:
+            self._begun = now
+            for number in range(2, _COUNT + 2):
+                self._probe(number, _BYTES)
+        elif self._answers > _COUNT:
             self._end()
 
     def tick(self, now: float) -> float | None:
@@ -68,15 +74,14 @@ class LinkSpeed:
             self._end()
         return None if self.is_known else self._deadline
 
+    def _probe(self, number: int, nbytes: int) -> None:
+        self._send([encode(self._envelope.header(Opcode.PROBE, _KEY, number, length=nbytes)), bytes(nbytes)])
+
     def _end(self) -> None:
         self.is_known = True
-        if not self._answers:
-            self.bytes_per_second = _SLOW
-            return
-        count = len(self._answers)
-        since = self._answers[0] if count > 1 else self._begun
-        passed = max(1, count - 1) * _BYTES
-        self.bytes_per_second = max(1, int(passed / max(self._answers[-1] - since, passed / _FASTEST)))
+        passed = (self._answers - 1) * _BYTES
+        seconds = max(self._last - self._begun, _LEAST_SECONDS)
+        self.bytes_per_second = int(passed / seconds) if passed > 0 else _SLOW
 
 
 def measure_link(endpoint: Endpoint, servers: Sequence[Peer], envelope: Envelope, now: float) -> LinkSpeed | None:

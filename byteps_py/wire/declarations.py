@@ -47,7 +47,7 @@ class Declare(ControlStruct, frozen=True, tag="declare"):
 
     request: Natural
     tensors: tuple[TensorSpec, ...]
-    link: Natural = 0
+    link: Unsigned64 = 0
 
 
 class Placement(msgspec.Struct, frozen=True, array_like=True):

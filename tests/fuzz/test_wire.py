@@ -153,7 +153,7 @@ messages: st.SearchStrategy[Any] = st.one_of(
     st.builds(control.Waiting, text=text, barrier=natural),
     st.builds(control.Notice, text=text),
     welcomes(),
-    st.builds(control.Declare, request=natural, tensors=st.lists(specs, max_size=3).map(tuple), link=natural),
+    st.builds(control.Declare, request=natural, tensors=st.lists(specs, max_size=3).map(tuple), link=u64),
     st.builds(
         control.Declared,
         request=natural,
