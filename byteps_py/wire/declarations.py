@@ -12,7 +12,7 @@ import msgspec
 
 from byteps_py.types import MAX_GROUP, Partition, TensorSpec, make_key
 from byteps_py.wire.header import MAX_ELEMENTS
-from byteps_py.wire.message import ControlStruct, Natural, Text, Unsigned32
+from byteps_py.wire.message import ControlStruct, Natural, Text, Unsigned32, Unsigned64
 
 __all__ = [
     "MAX_DIMENSIONS",
