@@ -81,7 +81,7 @@ class LinkSpeed:
         self.is_known = True
         passed = (self._answers - 1) * _BYTES
         seconds = max(self._last - self._begun, _LEAST_SECONDS)
-        self.bytes_per_second = int(passed / seconds) if passed > 0 else _SLOW
+        self.bytes_per_second = round(passed / seconds) if passed > 0 else _SLOW
 
 
 def measure_link(endpoint: Endpoint, servers: Sequence[Peer], envelope: Envelope, now: float) -> LinkSpeed | None:

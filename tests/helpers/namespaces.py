@@ -156,6 +156,16 @@ class Network:
         for family in ("-4", "-6")[: 1 + HAS_IPV6]:
             self._ip(pid, *rules_against(port, reject), family=family)
 
+    def limit_rate(self, mbit: float) -> None:
+        """Make all links of ``eth0`` so fast, each way, by token buckets at both ends (``tc`` of iproute2).
+
+        A bucket holds 64 KiB, so short bursts pass at once; a queue holds what passes in 50 ms, and drops the rest.
+        """
+        shape = ["root", "tbf", "rate", f"{mbit:g}mbit", "burst", "64kb", "latency", "50ms"]
+        for host in self.hosts.values():
+            self._enter(host.pid, ["--net", "tc", "qdisc", "add", "dev", "eth0", *shape])
+            self._enter(self._switch, ["--net", "tc", "qdisc", "add", "dev", _port_of(host.name), *shape])
+
     def add_interface(self, name: str, subnet: int) -> None:
         """Plug all hosts into one more switch, by an interface called ``name``.
 
