@@ -79,9 +79,7 @@ def balance(machines: Sequence[Machine]) -> Balance:
 
 def _shares(machines: Sequence[Machine], bounds: Sequence[tuple[float, float]], level: float) -> list[float]:
     """What each machine takes if each of its servers would take ``level``."""
-    return [
-        min(max(level * each.servers, least), most) for each, (least, most) in zip(machines, bounds, strict=True)
-    ]
+    return [min(max(level * each.servers, least), most) for each, (least, most) in zip(machines, bounds, strict=True)]
 
 
 def _bounds(machine: Machine, total: int, load: float) -> tuple[float, float]:
