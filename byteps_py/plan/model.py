@@ -185,7 +185,8 @@ class _Exchange:
         sent = machine.senders * (self.model_bytes - here)
         moved = (sent + here * (self.senders - machine.senders)) if self.link else 0.0
         processes = machine.senders * self.local_size + machine.servers
-        team = max(1.0, cores / processes)  # as the launcher shares them out
+        # As the launcher shares cores out.
+        team = max(1.0, cores // processes) if cores < math.inf else cores
         found = [
             Term(f"the links of the {kind} machines", moved / self.link if self.link else 0.0),
             Term(f"the cores of the {kind} machines", self._cpu_seconds(machine, placed, moved) / cores),

@@ -52,8 +52,8 @@ def read_model(name: str, dtype: DType = DType.FLOAT32) -> Model:
     """A model by its well-known name, or from a file.
 
     Args:
-        name: one of :data:`KNOWN`, or the path of a JSON file (an object of names and shapes, or a list of shapes), of an
-            ``.npz`` or ``.safetensors`` file, or of a state dict that torch has saved (which needs torch).
+        name: one of :data:`KNOWN`, or the path of a JSON file (an object of names and shapes, or a list of shapes), of
+            an ``.npz`` or ``.safetensors`` file, or of a state dict that torch has saved (which needs torch).
         dtype: of the gradients, where a file does not say; tensors of integers have no gradients, and are left out.
 
     Raises:

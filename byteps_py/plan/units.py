@@ -36,7 +36,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_speed(text: str) -> float:
-    """Bytes per second that TCP carries over a link: ``1.2GB/s`` as it is, ``25Gbit`` as :data:`LINE_SHARE` of the line.
+    """Bytes per second that TCP carries: ``1.2GB/s`` as it is, of ``25Gbit`` of a line :data:`LINE_SHARE`.
 
     Raises:
         ValueError: it is none, or less than one byte per second.
