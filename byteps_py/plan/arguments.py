@@ -24,9 +24,10 @@ number of servers and every place where they can be, and say which is the best, 
 """
 
 EPILOG: Final = f"""\
-MODEL is {", ".join(KNOWN)}, or a file: .json ({{"name": [shape]}}, or a list of shapes), .npz,
-.safetensors, or a state dict of torch, .pt. SPEED is that of the line, 25Gbit or 200Mbit, of which
-TCP carries {units.LINE_SHARE:.0%}, or what was measured, 1.2GB/s. SIZE is 25MB, 1.5GiB or 100M.
+MODEL is one of {", ".join(KNOWN)}, or a file: .json ({{"name": [shape]}}, or a
+list of shapes), .npz, .safetensors, or a state dict of torch, .pt. SPEED is that of the line, as in
+25Gbit or 200Mbit, of which TCP carries {units.LINE_SHARE:.0%}, or what was measured, as in 1.2GB/s. SIZE is
+25MB, 1.5GiB or 100M.
 
 examples:
   bps plan --workers 4 --link 25Gbit --model resnet50 --cores 16 --server-cores 8

@@ -55,7 +55,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str]) -> int:
     arguments.check(asked)
     if asked.listen is not None:
         rate = link.listen(asked.listen, _say)
-        print(json.dumps({_LINK: rate}) if asked.json else f"link: {say_speed(rate)} each way")
+        _print(json.dumps({_LINK: rate}) if asked.json else f"link: {say_speed(rate)} each way")
         return 0
     known = read_costs(asked.costs) if asked.costs is not None else Known(Costs(), None, "assumed")
     model = _model(asked)
@@ -65,15 +65,15 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if asked.save is not None:
         _write(asked.save, (_as_object(known) + "\n").encode())
     if asked.workers is None:
-        print(_as_object(known) if asked.json else _in_words(known))
+        _print(_as_object(known) if asked.json else _in_words(known))
         return 0
     plan = planning.make(_job(asked, known, model))
-    print(report.as_json(plan) if asked.json else report.as_text(plan))
     if asked.plot is not None:
         picture = plot.as_png(plan)
         if picture is None:
             raise SettingsError("--plot needs matplotlib: pip install 'byteps_py[plot]'")
         _write(asked.plot, picture)
+    _print(report.as_json(plan) if asked.json else report.as_text(plan))
     return 0
 
 
@@ -126,7 +126,6 @@ def _measured(asked: argparse.Namespace, environ: Mapping[str, str], known: Know
 
 def _job(asked: argparse.Namespace, known: Known, model: Model | int) -> Job:
     cores = asked.cores or len(os.sched_getaffinity(0))
-    named = isinstance(model, Model)
     return Job(
         workers=asked.workers,
         most=asked.servers or 2 * asked.workers,
@@ -134,7 +133,7 @@ def _job(asked: argparse.Namespace, known: Known, model: Model | int) -> Job:
         link=None if asked.one_host else asked.link or known.link,
         one_host=asked.one_host,
         model=model.name if isinstance(model, Model) else "",
-        specs=model.specs if named and isinstance(model, Model) else None,
+        specs=model.specs if isinstance(model, Model) else None,
         local_size=asked.local_size,
         cores=cores,
         server_cores=asked.server_cores or cores,
@@ -174,6 +173,13 @@ def _in_words(known: Known) -> str:
     if known.link is not None:
         lines.append(f"link     {say_speed(known.link)} each way, both ways at the same time")
     return "\n".join(lines)
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # whoever reads has seen enough; the end of the process would try to flush again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(line: str) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-__all__ = ["Costs"]
+__all__ = ["DEFAULT", "Costs"]
 
 
 @dataclass(frozen=True)
@@ -33,3 +34,7 @@ class Costs:
         for name in ("wire_seconds", "message_seconds"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
+
+
+DEFAULT: Final = Costs()
+"""Where nothing was measured."""

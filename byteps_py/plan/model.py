@@ -23,7 +23,7 @@ from typing import Final
 
 from byteps_py.core.partition_size import choose_partition_bytes
 from byteps_py.core.shares import Machine, balance
-from byteps_py.plan.costs import Costs
+from byteps_py.plan.costs import DEFAULT, Costs
 from byteps_py.plan.pipe import idle_part
 
 __all__ = ["FILL", "Placed", "Prediction", "Term", "predict", "server_shares"]
@@ -31,7 +31,8 @@ __all__ = ["FILL", "Placed", "Prediction", "Term", "predict", "server_shares"]
 FILL: Final = "filling and draining the pipe"
 """The name of the term that is added to the longest of the others."""
 
-_DEFAULT: Final = Costs()
+_NO_LOAD: Final = 1e-9
+"""Of a link, in gradients: what is left of 0 by halving intervals."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def predict(
     local_size: int = 1,
     cores: float = math.inf,
     server_cores: float = math.inf,
-    costs: Costs = _DEFAULT,
+    costs: Costs = DEFAULT,
 ) -> Prediction:
     """How long one exchange takes. Pure.
 
@@ -124,7 +125,9 @@ def predict(
     limit = max(terms, key=terms.__getitem__)
     optimum = longest = terms[limit]
     if over_link:
-        optimum = balance(machines).load * model_bytes / over_link
+        load = balance(machines).load
+        # No byte needs a link where the only machine with workers has servers too.
+        optimum = load * model_bytes / over_link if load > _NO_LOAD else longest
         terms[FILL] = longest * idle_part(size, model_bytes, hosts, len(shares))
     else:
         terms[FILL] = exchange.one_way(min(size, model_bytes))
@@ -189,7 +192,10 @@ class _Exchange:
         team = max(1.0, cores // processes) if cores < math.inf else cores
         found = [
             Term(f"the links of the {kind} machines", moved / self.link if self.link else 0.0),
-            Term(f"the cores of the {kind} machines", self._cpu_seconds(machine, placed, moved) / cores),
+            Term(
+                f"the cores of the {kind} machines" if self.link else "the cores of the host",
+                self._cpu_seconds(machine, placed, moved) / cores,
+            ),
         ]
         for each in placed:
             remote = each.nbytes * (self.senders - machine.senders) if self.link else 0.0

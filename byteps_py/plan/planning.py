@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from byteps_py.plan.costs import Costs
+from byteps_py.plan.costs import DEFAULT, Costs
 from byteps_py.plan.layouts import COLOCATED, MIXED, ONE_HOST, SEPARATE, Layout, Row, best, layouts
-from byteps_py.plan.model import Prediction, predict
+from byteps_py.plan.model import FILL, Prediction, predict
 from byteps_py.plan.placement import place
 from byteps_py.plan.units import say_seconds
 from byteps_py.types import TensorSpec
@@ -48,7 +48,7 @@ class Job:
     cores: int = 1
     server_cores: int = 1
     partition_bytes: int | None = None
-    costs: Costs = Costs()
+    costs: Costs = DEFAULT
     origin: str = "assumed"
     compute_seconds: float | None = None
 
@@ -138,25 +138,17 @@ def _why(job: Job, rows: Sequence[Row], chosen: Row) -> list[str]:
             f"Without machines for servers: {_describe(other.layout, job.workers)}, "
             f"{say_seconds(other.prediction.seconds)}, {slower:.0%} longer."
         )
-    idle = next((each.seconds for each in chosen.prediction.terms if each.name == _fill()), 0.0)
+    idle = next((each.seconds for each in chosen.prediction.terms if each.name == FILL), 0.0)
     if not job.one_host and idle > 0.25 * chosen.prediction.seconds:
-        found.append(f"{_fill().capitalize()} is {idle / chosen.prediction.seconds:.0%} of it: the model is small.")
+        found.append(f"{FILL.capitalize()} is {idle / chosen.prediction.seconds:.0%} of it: the model is small.")
     return found
-
-
-def _fill() -> str:
-    from byteps_py.plan.model import FILL
-
-    return FILL
 
 
 def _of_more(chosen: Row, after: Row) -> str:
     less = 1 - after.prediction.seconds / chosen.prediction.seconds
     number = after.layout.servers
-    if abs(less) < _NOTHING:
-        return f"With {number} servers nothing changes: the limit is {after.prediction.limit}."
-    if less < 0:
-        return f"With {number} servers it takes {-less:.0%} longer."
+    if less < _NOTHING:
+        return f"With {number} servers nothing is gained: the limit is {after.prediction.limit}."
     return f"With {number} servers it takes {less:.0%} less, which is not worth more machines or processes."
 
 

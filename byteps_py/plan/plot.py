@@ -16,6 +16,8 @@ __all__ = ["as_png"]
 _COLOURS: Final = {SEPARATE: "#0072B2", COLOCATED: "#D55E00", MIXED: "#009E73", ONE_HOST: "#0072B2"}
 """Of Okabe and Ito (2008), which people who are colour-blind can tell apart."""
 _MARKERS: Final = {SEPARATE: "o", COLOCATED: "s", MIXED: "^", ONE_HOST: "o"}
+_WIDE: Final = 8
+"""Of times that differ by more, a linear axis would show only the longest."""
 _NAMES: Final = {
     SEPARATE: "servers on machines of their own",
     COLOCATED: "servers on the worker machines",
@@ -34,6 +36,7 @@ def as_png(plan: Plan) -> bytes | None:
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError:
         return None
     with matplotlib.rc_context():
@@ -57,11 +60,15 @@ def as_png(plan: Plan) -> bytes | None:
                     markersize=13,
                     fillstyle="none",
                 )
-        axes.set_ylim(bottom=0)
+        slowest = max(each.prediction.seconds for each in plan.rows)
+        if slowest > _WIDE * plan.best.prediction.seconds:
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0)
         axes.set_xlabel("servers")
         axes.set_ylabel("seconds of an exchange")
         axes.set_title("Exchange of gradients by the number of servers", loc="left", fontweight="bold")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(color="#dddddd")
         axes.set_axisbelow(True)
         axes.legend(frameon=False)

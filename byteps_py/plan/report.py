@@ -36,10 +36,11 @@ def as_text(plan: Plan) -> str:
     lines += ["", *textwrap.wrap(" ".join(plan.why), _WIDTH)]
     bounds = step_bounds(job, plan.best)
     if bounds is not None:
-        lines.append(
-            f"A step of {say_seconds(job.compute_seconds or 0.0)} takes {say_seconds(bounds[0])} if the exchange is "
-            f"hidden behind it as far as that goes, {say_seconds(bounds[1])} if it is not."
+        step = (
+            f"A step that computes for {say_seconds(job.compute_seconds or 0.0)} takes {say_seconds(bounds[0])} if the "
+            f"exchange is hidden behind it as far as that goes, {say_seconds(bounds[1])} if it is not."
         )
+        lines += textwrap.wrap(step, _WIDTH)
     return "\n".join(lines)
 
 

@@ -70,8 +70,8 @@ def say_seconds(seconds: float) -> str:
     """``1.15 s``, ``24.6 ms``, ``850 us``."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= 0.9995 * size:
-            return f"{_three(seconds / size)} {unit}"
-    return f"{_three(seconds / 1e-6)} us"
+            return f"{_digits(seconds / size)} {unit}"
+    return f"{_digits(seconds / 1e-6)} us"
 
 
 def _scaled(value: float) -> str:
@@ -81,8 +81,12 @@ def _scaled(value: float) -> str:
     return f"{_three(value)} "
 
 
+def _digits(value: float) -> str:
+    """Three digits, so that columns line up."""
+    return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f}"
+
+
 def _three(value: float) -> str:
-    """Three digits, or all of a whole number."""
-    decimals = 0 if value >= 99.95 else 1 if value >= 9.995 else 2
-    text = f"{value:.{decimals}f}"
+    """At most three digits behind which no zeros stand, or all of a whole number."""
+    text = _digits(value)
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -40,9 +40,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 """From the bottom up: a module imports from its own part and from lower rows. ``__init__`` is the package itself."""
 
 LAUNCHER_MAY_IMPORT = frozenset(
-    {"errors", "role", "variables", "completion", "settings", "known_names", "ports", "version"}
+    {"errors", "role", "variables", "completion", "settings", "known_names", "ports", "version", "plan"}
 )
-"""The launcher stands apart, so that starting processes loads next to nothing."""
+"""The launcher stands apart, so that starting processes loads next to nothing; ``plan`` only for ``-s auto``."""
 
 IMPURE = frozenset(
     {"asyncio", "concurrent", "datetime", "logging", "multiprocessing", "os", "queue", "random", "secrets", "select"}
