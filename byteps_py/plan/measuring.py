@@ -1,20 +1,24 @@
 """What sums, copies, bytes and messages cost on this machine: seconds of measuring for each.
 
-Rates are the best of several turns, because whatever else runs makes turns slower and none faster.
+Rates are the best of several turns, because whatever else runs makes turns slower and none faster.  They are those of a
+core while all others do the same, since all share the memory, and in a job all are at work.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from byteps_py.errors import BytePSError
 from byteps_py.kernels import Kernels, select
@@ -25,9 +29,13 @@ from byteps_py.types import DType
 
 __all__ = ["best_seconds", "copy_rate", "measure_costs", "message_seconds", "sum_rate", "wire_seconds"]
 
-_BYTES: Final = 16 << 20
+_Array = npt.NDArray[Any]
+
+_BYTES: Final = 4 << 20
+"""Of a buffer: the largest partition; all of them together are more than caches hold."""
 _SOURCES: Final = 4
 _TURNS: Final = 5
+_CALLS: Final = 4
 _WIRE_BYTES: Final = 256 << 20
 _CHUNK: Final = 1 << 20
 _JOB_SECONDS: Final = 60.0
@@ -48,10 +56,11 @@ def measure_costs(environ: Mapping[str, str], say: Callable[[str], object], cloc
         BytePSError: there are no kernels, or that job failed.
     """
     kernels = select("native")
+    threads = len(os.sched_getaffinity(0))
     say("measuring 1 of 4: sums")
-    summed = sum_rate(kernels, clock)
+    summed = sum_rate(kernels, threads, clock)
     say("measuring 2 of 4: copies")
-    copied = copy_rate(kernels, clock)
+    copied = copy_rate(kernels, threads, clock)
     say("measuring 3 of 4: bytes through TCP")
     wire = wire_seconds()
     say("measuring 4 of 4: messages, in a job of one worker and one server")
@@ -69,21 +78,34 @@ def best_seconds(work: Callable[[], object], clock: Clock) -> float:
     return max(best, _LEAST_SECONDS)
 
 
-def sum_rate(kernels: Kernels, clock: Clock) -> float:
-    """Bytes per second of contributions in float32 that one thread sums, from memory."""
-    sources = [np.ones(_BYTES // 4, np.float32) for _ in range(_SOURCES)]
-    out = np.empty(_BYTES // 4, np.float32)
+def sum_rate(kernels: Kernels, threads: int, clock: Clock) -> float:
+    """Bytes per second of contributions in float32 that each of ``threads`` sums at the same time."""
+    count = _BYTES // 4
+    buffers = [[np.ones(count, np.float32) for _ in range(_SOURCES + 1)] for _ in range(threads)]
 
-    def work() -> None:
-        kernels.sum_groups(out, sources, [1] * _SOURCES, DType.FLOAT32, out.size, 1, 1)
+    def work(own: list[_Array]) -> None:
+        for _ in range(_CALLS):
+            kernels.sum_groups(own[0], own[1:], [1] * _SOURCES, DType.FLOAT32, count, 1, 1)
 
-    return _SOURCES * _BYTES / best_seconds(work, clock)
+    return _CALLS * _SOURCES * _BYTES / _together(work, buffers, clock)
 
 
-def copy_rate(kernels: Kernels, clock: Clock) -> float:
-    """Bytes per second that one thread copies, from memory to memory."""
-    source, out = np.ones(_BYTES, np.uint8), np.zeros(_BYTES, np.uint8)
-    return _BYTES / best_seconds(lambda: kernels.copy(out, source, _BYTES, 1), clock)
+def copy_rate(kernels: Kernels, threads: int, clock: Clock) -> float:
+    """Bytes per second that each of ``threads`` copies at the same time."""
+    buffers = [[np.ones(_BYTES, np.uint8) for _ in range(2 * _SOURCES)] for _ in range(threads)]
+
+    def work(own: list[_Array]) -> None:
+        for _ in range(_CALLS):
+            for index in range(_SOURCES):
+                kernels.copy(own[index], own[_SOURCES + index], _BYTES, 1)
+
+    return _CALLS * _SOURCES * _BYTES / _together(work, buffers, clock)
+
+
+def _together(work: Callable[[list[_Array]], None], buffers: list[list[_Array]], clock: Clock) -> float:
+    """Seconds of a call when a thread for each of the buffers makes it."""
+    with ThreadPoolExecutor(len(buffers)) as pool:
+        return best_seconds(lambda: list(pool.map(work, buffers)), clock)
 
 
 def wire_seconds(nbytes: int = _WIRE_BYTES, cpu_clock: Clock = time.process_time) -> float:

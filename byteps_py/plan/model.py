@@ -31,6 +31,8 @@ __all__ = ["FILL", "Placed", "Prediction", "Term", "predict", "server_shares"]
 FILL: Final = "filling and draining the pipe"
 """The name of the term that is added to the longest of the others."""
 
+_WORKER, _SERVER = "worker", "server"
+"""Kinds of machines: those with workers, and those that have servers only."""
 _NO_LOAD: Final = 1e-9
 """Of a link, in gradients: what is left of 0 by halving intervals."""
 
@@ -57,8 +59,8 @@ class Prediction:
 
     Attributes:
         seconds: of one exchange.
-        optimum: seconds that no exchange of this layout can be faster than: that of its links if every link is full
-            all the time and servers get their best shares; without a link, that of the busiest resource.
+        optimum: seconds that its links take if the busiest is full all the time and servers get their best shares;
+            where no byte needs a link, those of the busiest resource.
         limit: the name of the resource that is busy longest.
         terms: all resources and :data:`FILL`, the longest first, those of no time left out.
         partition_bytes: the size of partitions that was reckoned with.
@@ -128,7 +130,8 @@ def predict(
         load = balance(machines).load
         # No byte needs a link where the only machine with workers has servers too.
         optimum = load * model_bytes / over_link if load > _NO_LOAD else longest
-        terms[FILL] = longest * idle_part(size, model_bytes, hosts, len(shares))
+        busy = max(terms.get(_links(kind), 0.0) for kind in (_WORKER, _SERVER))
+        terms[FILL] = busy * idle_part(size, model_bytes, hosts, len(shares))
     else:
         terms[FILL] = exchange.one_way(min(size, model_bytes))
     ordered = sorted((Term(name, seconds) for name, seconds in terms.items()), key=lambda each: -each.seconds)
@@ -140,6 +143,10 @@ def predict(
         partition_bytes=size,
         shares=tuple(each.nbytes / model_bytes for each in placed),
     )
+
+
+def _links(kind: str) -> str:
+    return f"the links of the {kind} machines"
 
 
 def _check(machines: Sequence[Machine], model_bytes: float, link: float | None) -> None:
@@ -183,7 +190,7 @@ class _Exchange:
     def terms(self, machine: Machine, placed: Sequence[Placed], cores: float) -> list[Term]:
         """The resources of a machine that has these servers and so many cores."""
         costs, here = self.costs, sum(each.nbytes for each in placed)
-        kind = "worker" if machine.senders else "server"
+        kind = _WORKER if machine.senders else _SERVER
         # Each way: what its senders send elsewhere, and what its servers get from elsewhere.
         sent = machine.senders * (self.model_bytes - here)
         moved = (sent + here * (self.senders - machine.senders)) if self.link else 0.0
@@ -191,7 +198,7 @@ class _Exchange:
         # As the launcher shares cores out.
         team = max(1.0, cores // processes) if cores < math.inf else cores
         found = [
-            Term(f"the links of the {kind} machines", moved / self.link if self.link else 0.0),
+            Term(_links(kind), moved / self.link if self.link else 0.0),
             Term(
                 f"the cores of the {kind} machines" if self.link else "the cores of the host",
                 self._cpu_seconds(machine, placed, moved) / cores,
