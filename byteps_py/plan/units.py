@@ -14,8 +14,9 @@ _PREFIXES: Final = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _BINARY: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _NUMBER = r"(\d+(?:\.\d*)?|\.\d+)\s*"
 _BYTES = re.compile(_NUMBER + r"(?:([kmgt]?)(i?)b?|bytes)", re.ASCII | re.IGNORECASE)
-_BITS = re.compile(_NUMBER + r"([kmgt]?)(?:bit(?:/s|ps)?|bps)", re.ASCII | re.IGNORECASE)
-_RATE = re.compile(_NUMBER + r"([kmgt]?)(i?)B(?:/s|ps)", re.ASCII)
+_BITS = re.compile(_NUMBER + r"([kKmMgGtT]?)(?:[bB]it(?:/s)?|bps)", re.ASCII)
+_RATE = re.compile(_NUMBER + r"([kKmMgGtT]?)(i?)B(?:/s|ps)", re.ASCII)
+"""A small b is a bit, a large one a byte."""
 _MOST: Final = 1e18
 
 
