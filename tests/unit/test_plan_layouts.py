@@ -95,7 +95,7 @@ def test_where_more_servers_might_help_it_says_how_to_look() -> None:
 
 def test_a_small_model_on_a_fast_link_is_told_why_it_takes_long() -> None:
     plan = planning.make(Job(workers=8, most=8, nbytes=10**6, link=1e8, cores=64, server_cores=64))
-    assert any("the model is small" in each for each in plan.why)
+    assert any("the model is small for such links" in each for each in plan.why)
 
 
 def test_one_host_says_what_to_type() -> None:
