@@ -140,7 +140,9 @@ def _why(job: Job, rows: Sequence[Row], chosen: Row) -> list[str]:
         )
     idle = next((each.seconds for each in chosen.prediction.terms if each.name == FILL), 0.0)
     if not job.one_host and idle > 0.25 * chosen.prediction.seconds:
-        found.append(f"{FILL.capitalize()} is {idle / chosen.prediction.seconds:.0%} of it: the model is small for such links.")
+        found.append(
+            f"{FILL.capitalize()} is {idle / chosen.prediction.seconds:.0%} of it: the model is small for such links."
+        )
     return found
 
 

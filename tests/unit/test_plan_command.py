@@ -203,7 +203,6 @@ def test_listening(measured: list[Any], capsys: pytest.CaptureFixture[str]) -> N
         (("--measure", "--costs", "c.json"), "--costs says what --measure measures"),
         ((*SLOW, "--save", "c.json"), "--save has nothing to write"),
         ((*SLOW, "--costs", "none.json"), "--costs none.json: No such file"),
-        ((*SLOW, "--plot", "no/folder.png"), "no/folder.png: No such file"),
         (("--listen", "0"), "'0' must be a whole number from 1 to 65535"),
         (("--listen", "--workers", "3"), "leave out --workers"),
         (("--peer", "a:b"), "'a:b' must be a host and a port"),
@@ -266,6 +265,9 @@ def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found[0] == found[1] != found[2]
     assert struct.unpack(">II", found[0][16:24]) == (800, 500)
     assert b"Software" not in found[0]
+    capsys.readouterr()
+    assert run(*SLOW, "--plot", str(tmp_path / "no" / "plan.png")) == 2
+    assert capsys.readouterr().err.endswith("plan.png: No such file or directory\n")
 
 
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import struct
+import sys
 import zipfile
 from pathlib import Path
 
@@ -101,6 +102,12 @@ def test_other_objects_in_a_file_of_torch_are_not_loaded(tmp_path: Path) -> None
     torch = pytest.importorskip("torch", exc_type=ImportError)
     torch.save({"w": torch.zeros(3), "path": Path("x")}, tmp_path / "m.pt")
     with pytest.raises(SettingsError, match=r"cannot be read as \.pt file"):
+        read_model(str(tmp_path / "m.pt"))
+
+
+def test_without_torch_its_files_are_refused_with_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "byteps_py.torch", None)
+    with pytest.raises(SettingsError, match=r"or save it as \.safetensors"):
         read_model(str(tmp_path / "m.pt"))
 
 
