@@ -8,6 +8,7 @@ other.
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import threading
 import time
@@ -47,11 +48,8 @@ def listen(port: int, say: Callable[[str], object], *, wait_seconds: float = 600
     Raises:
         TransportError: the port cannot be had, nobody has called in time, or the other host was lost meanwhile.
     """
-    both = socket.has_dualstack_ipv6()
     try:
-        server = socket.create_server(
-            ("", port), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both
-        )
+        server = _server(port)
     except OSError as error:
         raise TransportError(
             f"port {port} cannot be listened at: {error.strerror or error}; --listen another"
@@ -63,6 +61,17 @@ def listen(port: int, say: Callable[[str], object], *, wait_seconds: float = 600
             stream, result = _accepted(server, stack, wait_seconds)
             with _named("the other host"):
                 return _exchange(stream, result, seconds)
+
+
+def _server(port: int) -> socket.socket:
+    """Listens at all addresses, those of IPv6 too where the system has any."""
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise
+    return socket.create_server(("", port))
 
 
 def measure(host: str, port: int, *, seconds: float = SECONDS) -> float:

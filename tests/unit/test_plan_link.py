@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import threading
 from collections.abc import Iterator
@@ -77,6 +78,20 @@ def test_nobody_calls() -> None:
 def test_a_port_that_is_taken() -> None:
     with socket.create_server(("", 0)) as taken, pytest.raises(TransportError, match="cannot be listened at"):
         link.listen(taken.getsockname()[1], print)
+
+
+def test_where_ipv6_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    create = socket.create_server
+
+    def refuse(address: tuple[str, int], *, family: int = socket.AF_INET, **options: bool) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+        return create(address, **options)
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    listener = Listener()
+    assert link.measure("127.0.0.1", listener.port, seconds=SECONDS) > 1e6
+    assert isinstance(listener.join(), float)
 
 
 def test_nobody_listens() -> None:
