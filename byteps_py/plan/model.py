@@ -16,6 +16,7 @@ gradient once.  All machines of a kind are alike, and all links equally fast, bo
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +36,10 @@ _WORKER, _SERVER = "worker", "server"
 """Kinds of machines: those with workers, and those that have servers only."""
 _NO_LOAD: Final = 1e-9
 """Of a link, in gradients: what is left of 0 by halving intervals."""
+
+
+_balance = functools.lru_cache(maxsize=64)(balance)
+"""The same machines are asked about several times, and with hundreds of them an answer takes some time."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ def server_shares(machines: Sequence[Machine]) -> tuple[float, ...]:
     Raises:
         ValueError: there is no server, or no sender.
     """
-    parts = balance(machines).shares
+    parts = _balance(tuple(machines)).shares
     return tuple(part / each.servers for each, part in zip(machines, parts, strict=True) for _ in range(each.servers))
 
 
@@ -127,7 +132,7 @@ def predict(
     limit = max(terms, key=terms.__getitem__)
     optimum = longest = terms[limit]
     if over_link:
-        load = balance(machines).load
+        load = _balance(tuple(machines)).load
         # No byte needs a link where the only machine with workers has servers too.
         optimum = load * model_bytes / over_link if load > _NO_LOAD else longest
         busy = max(terms.get(_links(kind), 0.0) for kind in (_WORKER, _SERVER))
