@@ -43,8 +43,9 @@ format: $(STAMP) ## rewrite the sources as ruff likes them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(STAMP) ## write docs/env.md from the table in byteps_py/settings.py, and HTML of all pages and docstrings
+docs: $(STAMP) ## write docs/env.md from the table in byteps_py/settings.py, outputs into docs/plan.md, and HTML of all pages and docstrings
 	$(BIN)/python scripts/env_docs.py
+	$(BIN)/python scripts/plan_docs.py
 	$(BIN)/python -m sphinx -q -E -W --keep-going -c docs -d docs/_build/doctrees . docs/_build/html
 	@echo 'docs/_build/html/docs/index.html'
 

@@ -46,6 +46,21 @@ processes = whole(1, MOST_PROCESSES)
 seed = whole(0, 2**32 - 1)
 
 
+def rate(word: str) -> float:
+    """Of a link: a number of Mbit/s from 0.1 to a million.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    try:
+        number = float(word)
+    except ValueError:
+        number = math.nan
+    if not 0.1 <= number <= 1e6:
+        raise argparse.ArgumentTypeError(f"must be a number of Mbit/s from 0.1 to 1000000, not {word!r}")
+    return number
+
+
 def seconds(word: str) -> float:
     """Of a window: a positive number, at most a day.
 

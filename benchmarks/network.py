@@ -3,8 +3,8 @@
     python -m benchmarks.network --layout separate --workers 4 --servers 4 --mbit 200 --bytes 25000000 \
         --peer gloo --json FILE
 
-Each host has one link to a switch, with a token bucket at both ends (see ``Network.limit_rate``).  Every role is started
-there by bpslaunch, with the DMLC variables and nothing else, so that what is measured is what users get.
+Each host has one link to a switch, with a token bucket at both ends (see ``Network.limit_rate``).  Every role is
+started there by bpslaunch, with the DMLC variables and nothing else, so that what is measured is what users get.
 
 *B* = the TCP goodput of a link, bytes per second each way, with traffic both ways for 3 s; measured before and after
 each job, the mean counts.
@@ -94,7 +94,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             if measured.peer:
                 line += f"; {options.peer} {statistics.median(measured.peer[-1]):.3f} s"
             say(f"{line}; link {statistics.mean(measured.goodputs) / 1e6:.2f} MB/s")
-    found = summary(plan, measured, _ITEM_BYTES * sum(sizes), options.tensors)
+    found = summary(plan, measured, _ITEM_BYTES * sum(sizes))
     return found | {"settings": figures.settings(options, {}), "environment": about}
 
 
@@ -108,21 +108,20 @@ def _take(hosts: Hosts, measured: Measured, sizes: Sequence[int], options: argpa
     measured.goodputs.append(hosts.goodput(_GOODPUT_SECONDS))
 
 
-def summary(plan: Plan, measured: Measured, nbytes: int, tensors: int = 1) -> dict[str, Any]:
+def summary(plan: Plan, measured: Measured, nbytes: int) -> dict[str, Any]:
     """The figures.
 
     Args:
         plan: who was where.
         measured: at least one turn.
         nbytes: of the gradient.
-        tensors: of which it consists.
     """
     goodput = statistics.mean(measured.goodputs)
     machines = plan.machines()
     optimum = balance(machines).load * nbytes / goodput
     seconds = statistics.median(each for turn in measured.ours for each in turn)
     peer = statistics.median(each for turn in measured.peer for each in turn) if measured.peer else None
-    planned = planner.predict(machines, [nbytes // tensors] * tensors, goodput).seconds
+    planned = planner.predict(machines, nbytes, goodput).seconds
     pairs = zip(measured.ours, measured.peer, strict=False)
     return {
         "seconds": seconds,
@@ -147,14 +146,14 @@ def as_text(found: dict[str, Any]) -> str:
     options = found["settings"]
     lines = [
         f"{options['layout']}: {options['workers']} workers, {options['servers']} servers, links of "
-        f"{options['mbit']:g} Mbit/s, {options['bytes'] / 1e6:g} MB in {options['tensors']} tensors; every result compared",
+        f"{options['mbit']:g} Mbit/s, {options['bytes'] / 1e6:g} MB, tensors: {options['tensors']}; all results compared",
         f"one link carries {found['goodput_bytes_per_s'] / 1e6:.2f} MB/s each way",
         f"push_pull {found['seconds']:.3f} s, {found['over_optimum']:.3f} x the optimum of {found['optimum_s']:.3f} s",
         f"planned {found['planned_s']:.3f} s, {found['planned_over_measured']:.3f} x what was measured",
     ]
     if found["peer_seconds"] is not None:
         lines.append(
-            f"{options['peer']} {found['peer_seconds']:.3f} s, {found['peer_over_ours']:.3f} x ours (median of the pairs)"
+            f"{options['peer']} {found['peer_seconds']:.3f} s, {found['peer_over_ours']:.3f} x ours (median of pairs)"
         )
     return "\n".join(lines)
 
@@ -192,7 +191,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--json", type=arguments.json_file, metavar="FILE", help="write the figures there as well (default: nowhere)")
     options = found.parse_args(words)
     if options.peer == "gloo":
-        arguments.check_module(found, "torch", "--peer gloo")
+        arguments.check_torch(found, "--peer gloo")
     return options
 
 

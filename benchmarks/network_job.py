@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,13 @@ LAYOUTS = ("separate", "colocated", "mixed")
 _PORT = "9000"
 _GLOO_PORT = 9100
 _GOODPUT_PORT = 9200
+_GOODPUT = """
+import sys
+from byteps_py.plan import link
+host, port, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+say = lambda text: print(text, flush=True)
+print(link.measure(host, port, seconds=seconds) if host else link.listen(port, say, seconds=seconds))
+"""
 _LIMIT_SECONDS = 300.0
 _LAST_CHARACTERS = 2000
 
@@ -83,19 +89,18 @@ class Hosts:
     def goodput(self, seconds: float) -> float:
         """Bytes per second of a TCP connection between two hosts, each way, with traffic both ways."""
         one, other = self._workers[:2]
-        address = self._network[one].ipv4
-        program = [sys.executable, "-m", "benchmarks.goodput"]
-        words = [address, str(_GOODPUT_PORT), f"{seconds:g}"]
+        program = [sys.executable, "-c", _GOODPUT]
         outputs = self._folder / "goodput-a", self._folder / "goodput-b"
-        listening = self._network.run(one, [*program, "--listen", *words], _environment(), outputs[0])
+        words = [self._network[one].ipv4, str(_GOODPUT_PORT), f"{seconds:g}"]
+        listening = self._network.run(one, [*program, "", *words[1:]], _environment(), outputs[0])
         deadline = time.monotonic() + 30.0
-        while b"ready" not in outputs[0].read_bytes():
+        while b"listening" not in outputs[0].read_bytes():
             if time.monotonic() > deadline or listening.poll() is not None:
                 raise SideError(f"goodput: {outputs[0].read_text()}")
             time.sleep(0.02)
         connecting = self._network.run(other, [*program, *words], _environment(), outputs[1])
         _wait({"goodput-a": listening, "goodput-b": connecting}, self._folder)
-        return statistics.mean(float(each.read_text().split()[-1]) for each in outputs)
+        return float(outputs[1].read_text().split()[-1])
 
     def ours(self, sizes: Sequence[int], steps: int) -> list[float]:
         """Seconds of each push_pull of all tensors but the first; every result was compared.

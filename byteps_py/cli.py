@@ -60,7 +60,7 @@ def _parser(*, whole: bool = False) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bps",
         description="Run one role of a byteps_py job, show what its environment means, or find out which settings are "
-        "faster. See also bpslaunch.",
+        "faster, and how many servers are best. See also bpslaunch.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
@@ -92,11 +92,28 @@ def _parser(*, whole: bool = False) -> argparse.ArgumentParser:
         from byteps_py.tune import arguments as ab_arguments
 
         ab_arguments.add_options(compare)
+    text = "predict how long an exchange of gradients takes, and how many servers are best"
+    _add_plan(commands.add_parser("plan", help=text, allow_abbrev=False))
     text = "print the completion of this command, to be sourced by the shell"
     shell = commands.add_parser("completion", help=text, description=f"{text}.", allow_abbrev=False)
     shell.add_argument("shell", choices=completion.SHELLS, help="for which shell")
     shell.set_defaults(run=_print_completion)
     return parser
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    from byteps_py.plan import arguments
+
+    parser.description, parser.epilog = arguments.DESCRIPTION, arguments.EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    arguments.add_options(parser)
+    parser.set_defaults(run=_plan)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from byteps_py.plan import command
+
+    return command.run(arguments, os.environ)
 
 
 def _show_environment(arguments: argparse.Namespace) -> int:

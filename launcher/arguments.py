@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 from byteps_py import completion
 from byteps_py.launcher.binding import POLICIES as BINDINGS
@@ -20,7 +20,10 @@ from byteps_py.role import Role
 from byteps_py.settings import JobSettings, variables_of
 from byteps_py.variables import choice, integer
 
-__all__ = ["Options", "openmp_words", "parse", "usage_error"]
+__all__ = ["AUTO", "Options", "openmp_words", "parse", "usage_error"]
+
+AUTO: Final = "auto"
+"""In place of a number of servers: as many as are best on this machine."""
 
 _DESCRIPTION = """\
 Start the processes of a training job. There are three uses:
@@ -78,7 +81,7 @@ class Options:
 
     command: tuple[str, ...] = ()
     num_workers: int | None = None
-    num_servers: int | None = None
+    num_servers: int | Literal["auto"] | None = None
     omp_wait_policy: str | None = None
     omp_num_threads: int | None = None
     worker_omp_wait_policy: str | None = None
@@ -184,8 +187,9 @@ def _parser() -> argparse.ArgumentParser:
         "-s",
         "--num-servers",
         metavar="S",
-        type=_number_from(0, 65535),
-        help="servers (default: 1; none with one worker, unless BYTEPS_FORCE_DISTRIBUTED=1)",
+        type=_number_from(0, 65535, AUTO),
+        help="servers, or auto: as many as this machine makes good use of (docs/plan.md) "
+        "(default: 1; none with one worker, unless BYTEPS_FORCE_DISTRIBUTED=1)",
     )
     _add_openmp(parser)
     add(
@@ -241,10 +245,14 @@ def _alternatives(words: Sequence[str]) -> str:
     return "{" + ",".join(words) + "}"
 
 
-def _number_from(low: int, high: int) -> Callable[[str], int]:
+def _number_from(low: int, high: int, word: str = "") -> Callable[[str], int | str]:
+    """A number, or ``word``."""
     form, parse = integer(low, high)
+    form += f" or {word}" if word else ""
 
-    def parse_number(text: str) -> int:
+    def parse_number(text: str) -> int | str:
+        if word and text == word:
+            return word
         with contextlib.suppress(ValueError):
             return parse(text)
         hint = "" if text[:1] in "-0123456789" else " (is it missing before the command?)"

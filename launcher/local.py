@@ -9,17 +9,21 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from byteps_py.errors import SettingsError
 from byteps_py.launcher import affinity, ports
 from byteps_py.launcher.affinity import OpenMP
-from byteps_py.launcher.arguments import Options, openmp_words
+from byteps_py.launcher.arguments import AUTO, Options, openmp_words
 from byteps_py.launcher.binding import Binding, bind
 from byteps_py.launcher.launch import launch, setting
 from byteps_py.launcher.processes import ProcessSpec, module_command
 from byteps_py.launcher.topology import Group, Topology, read_topology
 from byteps_py.role import Role
 from byteps_py.settings import inspect, settings_class
+
+if TYPE_CHECKING:
+    from byteps_py.plan.one_host import Choice
 
 __all__ = ["Draw", "Machine", "Plan", "local_variables", "notes_without_server", "plan_job", "plural", "run_job"]
 
@@ -73,11 +77,13 @@ def plan_job(options: Options, environ: Mapping[str, str], machine: Machine, dra
     Raises:
         SettingsError: the options contradict each other, or a variable that is passed on has a bad value.
     """
-    workers, servers = _counts(options, environ, machine.devices)
+    workers, servers = _counts(options, environ, machine)
     binding = bind(environ, options.numa_binding, machine.topology, workers, servers)
     server, worker = _openmp(options, environ, binding)
     inherited, ignored = _inherit(environ)
     notes = [f"the whole job runs here, so these are not used: {' '.join(ignored)}"] if ignored else []
+    if options.num_servers == AUTO:
+        notes.append(_why_so_many(workers, servers, machine))
     notes += [] if servers else notes_without_server(options)
     notes += [_summary(draw, server, worker), *binding.notes]
     common = inherited | {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": str(servers), "PYTHONUNBUFFERED": "1"}
@@ -121,7 +127,7 @@ def run_job(options: Options, environ: Mapping[str, str], notes: Sequence[str] =
     """
     topology = read_topology(affinity.usable_cores())
     machine = Machine(topology, affinity.count_devices(environ, affinity.device_files()))
-    _, servers = _counts(options, environ, machine.devices)
+    _, servers = _counts(options, environ, machine)
     port_range = setting(environ, "port_range")
     with ports.hold(HOST, min(servers, 1) + (servers if port_range else 0), port_range if servers else None) as held:
         draw = Draw(held[0] if held else 0, secrets.token_hex(8), secrets.token_hex(8), held[1:])
@@ -129,16 +135,30 @@ def run_job(options: Options, environ: Mapping[str, str], notes: Sequence[str] =
         return launch(plan.specs, (*notes, *plan.notes), options, report_failures=servers > 0)
 
 
-def _counts(options: Options, environ: Mapping[str, str], devices: int) -> tuple[int, int]:
+def _counts(options: Options, environ: Mapping[str, str], machine: Machine) -> tuple[int, int]:
     """Numbers of workers and servers."""
-    workers = options.num_workers or max(1, devices)
+    workers = options.num_workers or max(1, machine.devices)
     forced: bool = setting(environ, "force_distributed")
     needed = workers > 1 or forced
+    if options.num_servers == AUTO:
+        return workers, _chosen(workers, machine).servers if needed else 0
     servers = int(needed) if options.num_servers is None else options.num_servers
     if needed and servers == 0:
         reason = f"{workers} workers" if workers > 1 else "BYTEPS_FORCE_DISTRIBUTED=1"
         raise SettingsError(f"-s 0 with {reason}: without a server nobody sums; use -s 1 or more")
     return workers, servers
+
+
+def _chosen(workers: int, machine: Machine) -> Choice:
+    # Loaded where it is asked for: most jobs are started without.
+    from byteps_py.plan.one_host import choose_servers
+
+    return choose_servers(workers, len(machine.topology.cores))
+
+
+def _why_so_many(workers: int, servers: int, machine: Machine) -> str:
+    reason = _chosen(workers, machine).reason if servers else "one worker needs none"
+    return f"-s auto: {plural(servers, 'server')} for {plural(workers, 'worker')}: {reason}"
 
 
 def _openmp(options: Options, environ: Mapping[str, str], binding: Binding) -> tuple[list[OpenMP], list[OpenMP]]:

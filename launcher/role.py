@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from byteps_py.errors import SettingsError
 from byteps_py.launcher import affinity
 from byteps_py.launcher.affinity import OpenMP
-from byteps_py.launcher.arguments import Options, openmp_words
+from byteps_py.launcher.arguments import AUTO, Options, openmp_words
 from byteps_py.launcher.binding import NO_BINDING, Binding, bind
 from byteps_py.launcher.launch import launch
 from byteps_py.launcher.local import local_variables, notes_without_server, plural, run_job
@@ -33,6 +33,11 @@ def run_role(role: Role, options: Options, environ: Mapping[str, str]) -> int:
         CommandError: the command cannot be run. Nothing has been started.
         OSError: the program of the role cannot be executed, or the launcher cannot start its guard.
     """
+    if options.num_servers == AUTO:
+        raise SettingsError(
+            f"-s auto chooses for a whole job on this machine, but DMLC_ROLE={role} asks for one role of a larger one, "
+            "in which all must know the same number: `bps plan` finds it, and DMLC_NUM_SERVER tells it to each"
+        )
     if options.num_servers is not None:
         raise SettingsError(
             f"-s starts servers for a whole job on this machine, but DMLC_ROLE={role} asks for one role of a larger "

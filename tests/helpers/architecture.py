@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("operations", "objects"),
     ("__init__",),
     ("torch", "mxnet"),
-    ("tune",),
+    ("tune", "plan"),
     ("env_report",),
     ("doctor",),
     ("cli",),
@@ -42,8 +42,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 LAUNCHER_MAY_IMPORT = frozenset(
     {"errors", "role", "variables", "completion", "binding_settings", "settings", "known_names", "ports", "version"}
+    | {"plan"}
 )
-"""The launcher stands apart, so that starting processes loads next to nothing."""
+"""The launcher stands apart, so that starting processes loads next to nothing; ``plan`` only for ``-s auto``."""
 
 IMPURE = frozenset(
     {"asyncio", "concurrent", "datetime", "logging", "multiprocessing", "os", "queue", "random", "secrets", "select"}

@@ -24,7 +24,7 @@ def plan(
     machine: Machine = MACHINE,
     **options: object,
 ) -> Plan:
-    chosen = Options(COMMAND, workers, servers, **options)  # type: ignore[arg-type]
+    chosen = Options(COMMAND, workers, **{"num_servers": servers, **options})  # type: ignore[arg-type]
     return plan_job(chosen, environ or {}, machine, DRAW)
 
 
@@ -117,6 +117,29 @@ def test_counts(
     roles = [spec.role for spec in made.specs]
     assert (roles.count(Role.WORKER), roles.count(Role.SERVER)) == expected
     assert roles.count(Role.SCHEDULER) == (1 if expected[1] else 0)
+
+
+@pytest.mark.parametrize(
+    ("workers", "environ", "cores", "note"),
+    [
+        (1, {}, 8, "-s auto: 0 servers for 1 worker: one worker needs none"),
+        (
+            1,
+            {"BYTEPS_FORCE_DISTRIBUTED": "1"},
+            8,
+            "-s auto: 1 server for 1 worker: more would not be faster, limited by",
+        ),
+        (2, {}, 2, "-s auto: 1 server for 2 workers: 2 cores have no room for more beside the workers"),
+        (8, {}, 16, "-s auto: 3 servers for 8 workers: with one less an exchange takes "),
+    ],
+)
+def test_as_many_servers_as_the_machine_makes_good_use_of(
+    workers: int, environ: dict[str, str], cores: int, note: str
+) -> None:
+    made = plan(workers, environ=environ, machine=Machine(frozenset(range(cores)), 0), num_servers="auto")
+    (found,) = (each for each in made.notes if "auto" in each)
+    assert found.startswith(note)
+    assert [spec.role for spec in made.specs].count(Role.SERVER) == int(note.split()[2])
 
 
 @pytest.mark.parametrize(

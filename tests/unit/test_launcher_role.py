@@ -107,6 +107,14 @@ def test_the_number_of_servers_of_a_whole_job_does_not_go_with_a_role(which: Rol
         run_role(which, Options(("true",), num_servers=1), JOB)
 
 
+@pytest.mark.parametrize("which", list(Role))
+def test_a_number_of_servers_that_all_must_know_is_not_chosen_by_one(which: Role) -> None:
+    with pytest.raises(
+        SettingsError, match=f"-s auto .* DMLC_ROLE={which} .* `bps plan` finds it, and DMLC_NUM_SERVER"
+    ):
+        run_role(which, Options(("true",), num_servers="auto"), JOB)
+
+
 @dataclasses.dataclass(frozen=True)
 class Launched:
     """What was given to the function that starts processes."""
