@@ -146,7 +146,7 @@ def as_text(found: dict[str, Any]) -> str:
     options = found["settings"]
     lines = [
         f"{options['layout']}: {options['workers']} workers, {options['servers']} servers, links of "
-        f"{options['mbit']:g} Mbit/s, {options['bytes'] / 1e6:g} MB, tensors: {options['tensors']}; all results compared",
+        f"{options['mbit']:g} Mbit/s, {options['bytes'] / 1e6:g} MB, {options['tensors']} tensors; results compared",
         f"one link carries {found['goodput_bytes_per_s'] / 1e6:.2f} MB/s each way",
         f"push_pull {found['seconds']:.3f} s, {found['over_optimum']:.3f} x the optimum of {found['optimum_s']:.3f} s",
         f"planned {found['planned_s']:.3f} s, {found['planned_over_measured']:.3f} x what was measured",

@@ -19,7 +19,8 @@ of processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import collections
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,21 +68,27 @@ def balance(machines: Sequence[Machine]) -> Balance:
     Raises:
         ValueError: there is no server, or no sender.
     """
+    kinds = collections.Counter(machines)
     total = sum(each.senders for each in machines)
     if not total or not any(each.servers for each in machines):
         raise ValueError(f"shares need a server and a sender: {list(machines)}")
-    load = _bisect(lambda t: _fits(machines, total, t), 0.0, 2.0 * total)
-    bounds = [_bounds(each, total, load) for each in machines]
+    load = _bisect(lambda t: _fits(kinds, total, t), 0.0, 2.0 * total)
+    bounds = {each: _bounds(each, total, load) for each in kinds}
     # The most even: the same for every server, within what its machine's link can take in that time.
-    even = _bisect(lambda level: sum(_shares(machines, bounds, level)) >= 1.0, 0.0, 1.0)
-    shares = _shares(machines, bounds, even)
-    whole = sum(shares)
-    return Balance(round(load, _DIGITS), tuple(round(each / whole, _DIGITS) for each in shares))
+    even = _bisect(lambda level: _sum(kinds, _shares(bounds, level)) >= 1.0, 0.0, 1.0)
+    shares = _shares(bounds, even)
+    whole = _sum(kinds, shares)
+    return Balance(round(load, _DIGITS), tuple(round(shares[each] / whole, _DIGITS) for each in machines))
 
 
-def _shares(machines: Sequence[Machine], bounds: Sequence[tuple[float, float]], level: float) -> list[float]:
-    """What each machine takes if each of its servers would take ``level``."""
-    return [min(max(level * each.servers, least), most) for each, (least, most) in zip(machines, bounds, strict=True)]
+def _shares(bounds: Mapping[Machine, tuple[float, float]], level: float) -> dict[Machine, float]:
+    """What a machine of each kind takes if each of its servers would take ``level``."""
+    return {each: min(max(level * each.servers, least), most) for each, (least, most) in bounds.items()}
+
+
+def _sum(kinds: Mapping[Machine, int], values: Mapping[Machine, float]) -> float:
+    """Over all machines."""
+    return sum(count * values[each] for each, count in kinds.items())
 
 
 def _bounds(machine: Machine, total: int, load: float) -> tuple[float, float]:
@@ -99,12 +106,13 @@ def _bounds(machine: Machine, total: int, load: float) -> tuple[float, float]:
     return max(0.0, (own - load) / -slope), 1.0
 
 
-def _fits(machines: Sequence[Machine], total: int, load: float) -> bool:
+def _fits(kinds: Mapping[Machine, int], total: int, load: float) -> bool:
     """Whether shares exist with which no link carries more than ``load``."""
-    bounds = [_bounds(each, total, load) for each in machines]
-    if any(least > most for least, most in bounds):
+    bounds = {each: _bounds(each, total, load) for each in kinds}
+    if any(least > most for least, most in bounds.values()):
         return False
-    return sum(least for least, _ in bounds) <= 1.0 <= sum(most for _, most in bounds)
+    lows, highs = ({each: ends[side] for each, ends in bounds.items()} for side in (0, 1))
+    return _sum(kinds, lows) <= 1.0 <= _sum(kinds, highs)
 
 
 def _bisect(holds: Callable[[float], bool], low: float, high: float) -> float:

@@ -136,7 +136,7 @@ def test_counts(
 def test_as_many_servers_as_the_machine_makes_good_use_of(
     workers: int, environ: dict[str, str], cores: int, note: str
 ) -> None:
-    made = plan(workers, environ=environ, machine=Machine(frozenset(range(cores)), 0), num_servers="auto")
+    made = plan(workers, environ=environ, machine=Machine(flat(range(cores)), 0), num_servers="auto")
     (found,) = (each for each in made.notes if "auto" in each)
     assert found.startswith(note)
     assert [spec.role for spec in made.specs].count(Role.SERVER) == int(note.split()[2])
