@@ -183,11 +183,12 @@ class WorkerSettings(WorkerBindingSettings, TrafficSettings, JobSettings):
         None,
         "by model and network",
     )
-    credit: int = variable(
+    credit: int | None = variable(
         "BYTEPS_SCHEDULING_CREDIT",
         integer(0, 65535),
         "partitions that may be on the way to one server and not yet accepted (0: the default)",
-        4,
+        None,
+        "by the network; 4",
     )
     tcp_connections: int = variable(
         "BYTEPS_TCP_CONNECTIONS",

@@ -78,7 +78,12 @@ class Job:
                 self._announced.add(conflict.name)
                 actions.append(Log("error", conflict.text))
             actions += self._to_workers(conflict) if is_new else [Send(peer, conflict)]
-        return [*actions, Send(peer, Declared(message.request, placements, self._tensors.partition_bytes))]
+        return [
+            *actions,
+            Send(
+                peer, Declared(message.request, placements, self._tensors.partition_bytes, self._tensors.window_bytes)
+            ),
+        ]
 
     def group(self, peer: bytes, message: FormGroup | GroupKnown) -> list[Action]:
         """A worker asks for a group of workers, or a server confirms one."""

@@ -10,6 +10,7 @@ submitted, then in the order of the partitions.
 
 Each server has a *window*: the bytes that were pushed and that it has not yet accepted.  The first partition of a queue
 is pushed when it fits into the window, or when nothing else is on the way; smaller ones behind it do not overtake it.
+Where servers have much and little to do, their queues keep in step (:mod:`byteps_py.core.pace`).
 A window opens again when the server has *accepted* a contribution and never waits for a round to complete: else two
 workers that push their tensors in opposite order would wait for each other for ever.
 
@@ -41,6 +42,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from byteps_py.core.pace import Pace
 from byteps_py.core.window import Window
 from byteps_py.types import Partition
 
@@ -148,6 +150,7 @@ class Pipeline:
         self._servers = [(first_server + index) % num_servers for index in range(num_servers)]
         self._queues: list[list[tuple[int, int, int, _Operation]]] = [[] for _ in range(num_servers)]
         self._in_flight = [0] * num_servers
+        self._pace = Pace(num_servers)
         self._tensors: dict[int, _Tensor] = {}
         self._operations: dict[int, _Operation] = {}
         self._requests: dict[int, _Request] = {}
@@ -330,10 +333,15 @@ class Pipeline:
             # The first three numbers differ for any two entries, so operations are never compared.
             entry = (-operation.priority, operation.submitted, index, operation)
             heapq.heappush(self._queues[partition.server], entry)
+            self._pace.add(partition.server, partition.count * operation.itemsize)
+        self._pace.settle()
 
     def _drop_unsent(self, operation: _Operation) -> None:
         for server in {partition.server for partition in operation.partitions}:
             queue = self._queues[server]
+            for _, _, index, each in queue:
+                if each is operation:
+                    self._pace.take(server, each.partitions[index].count * each.itemsize)
             queue[:] = [entry for entry in queue if entry[3] is not operation]
             heapq.heapify(queue)
 
@@ -351,8 +359,12 @@ class Pipeline:
     def _fill(self, servers: Sequence[int]) -> list[Start]:
         """Push what fits to ``servers``, one partition to each in turn, so that none waits for all of another's."""
         starts: list[Start] = []
+        if self._pace.matters:
+            servers = self._servers
         while servers:
             servers = [server for server in servers if self._start_next(server, starts)]
+        if not any(self._queues):
+            self._pace.reset()
         return starts
 
     def _start_next(self, server: int, starts: list[Start]) -> bool:
@@ -366,6 +378,9 @@ class Pipeline:
         in_flight = self._in_flight[server]
         if nbytes and in_flight and in_flight + nbytes > self._window.nbytes:
             return False
+        if self._pace.matters and self._pace.must_wait(server, nbytes, self._queues):
+            return False
+        self._pace.take(server, nbytes)
         heapq.heappop(queue)
         operation.unsent -= 1
         self._in_flight[server] = in_flight + nbytes

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from byteps_py.core.shares import Machine, balance
 from byteps_py.types import Participant, ServerInfo
 
-__all__ = ["Seating", "server_weights"]
+__all__ = ["Seating", "effective", "server_weights"]
 
 
 @dataclass(frozen=True)
@@ -45,3 +45,15 @@ def server_weights(workers: Sequence[tuple[str, int]], servers: Sequence[str]) -
     found = balance([Machine(*each) for each in zip(senders, counts, strict=True)])
     each_of = {host: share / max(1, count) for host, share, count in zip(hosts, found.shares, counts, strict=True)}
     return tuple(each_of[host] for host in servers)
+
+
+def effective(weights: Sequence[float]) -> float:
+    """How many servers of equal weights spread the work as these do: two with weights 1 and 3 count as 1.6.
+
+    Raises:
+        ValueError: there is no weight above 0.
+    """
+    total = sum(weights)
+    if not total:
+        raise ValueError(f"no weight is above 0: {weights}")
+    return 1.0 / sum((each / total) ** 2 for each in weights)

@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from byteps_py.core.partition_size import LARGEST_PARTITION, choose_partition_bytes
+from byteps_py.core.partition_size import LARGEST_PARTITION, choose_partition_bytes, choose_window_bytes
+from byteps_py.core.seating import effective
 from byteps_py.types import GROUP_TENSORS, Partition, TensorSpec, make_key, make_tensor_id
 from byteps_py.wire.control import Conflict, Placement
 
@@ -62,6 +63,7 @@ class TensorTable:
 
     Attributes:
         partition_bytes: the largest size in force so far.
+        window_bytes: how much should be on the way to a server; 0: nothing was chosen.
     """
 
     def __init__(
@@ -73,9 +75,11 @@ class TensorTable:
         if len(weights) != num_servers or min(weights) < 0 or not max(weights):
             raise ValueError(f"{num_servers} servers need as many weights, none below 0, and one above: {weights}")
         self.partition_bytes = partition_bytes or 0
+        self.window_bytes = 0
         self._chooses = partition_bytes is None
         self._partition_bytes = partition_bytes or LARGEST_PARTITION
         self._workers = workers
+        self._servers = effective(weights)
         self._model_bytes = 0
         self._news: list[str] = []
         self._cost = [max(weights) / each if each else 0.0 for each in weights]  # of a byte
@@ -130,7 +134,9 @@ class TensorTable:
             return
         self._model_bytes += added
         if self._chooses:
-            size = choose_partition_bytes(self._model_bytes, self._workers, len(self._loads), link or None)
+            size = choose_partition_bytes(self._model_bytes, self._workers, self._servers, link or None)
+            window = choose_window_bytes(size, self._workers, len(self._loads), link or None)
+            self.window_bytes = max(self.window_bytes, window)
             if link and not self._partition_bytes <= size <= 2 * self._partition_bytes:
                 self._news.append(
                     f"partitions of up to {size} bytes: {self._model_bytes / 1e6:.3g} MB of tensors, "

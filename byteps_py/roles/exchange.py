@@ -98,8 +98,9 @@ class Exchange:
         self._copy_out = CopyOut(kernels, settings.omp_num_threads or 1, lock, times)
         self._peers = connect(endpoint, welcome, neighbours, settings.tcp_connections)
         self._places = {each.name: place for place, each in enumerate(self._peers)}
-        self._credit = settings.credit or max(_DEFAULT_CREDIT, len(self._peers))
-        window = self._window = Window(self._credit * (settings.partition_bytes or 0))
+        self._credit = settings.credit or None
+        window = self._window = Window(0)
+        self.widen(settings.partition_bytes or 0, 0)
         self._pipeline = Pipeline(len(self._peers), window, welcome.rank % len(self._peers))
         self._delivery = Delivery()
         self._reach = Reach(endpoint, list(self._places), settings.lost_timeout)
@@ -140,9 +141,11 @@ class Exchange:
         owed = "" if self.node is None else self.node.owed(now)
         return owed, bool(owed)
 
-    def widen(self, partition_bytes: int) -> None:
-        """Partitions are as large as this: the windows have room for some of them."""
-        self._window.nbytes = max(self._window.nbytes, self._credit * partition_bytes)
+    def widen(self, partition_bytes: int, window_bytes: int) -> None:
+        """Partitions are as large as this, and windows should be; unless the user has said how many partitions."""
+        if self._credit is not None or not window_bytes:
+            window_bytes = (self._credit or max(_DEFAULT_CREDIT, len(self._peers))) * partition_bytes
+        self._window.nbytes = max(self._window.nbytes, window_bytes)
 
     def submit(self, now: float, operation: TensorOperation) -> None:
         """Start an operation on a tensor that has been placed."""

@@ -61,12 +61,14 @@ class Placement(msgspec.Struct, frozen=True, array_like=True):
 class Declared(ControlStruct, frozen=True, tag="declared"):
     """Placements of the tensors of one Declare, in its order, without those in conflict.
 
-    ``partition_bytes`` is the size that partitions have had at most so far, by which windows are measured.
+    ``partition_bytes`` is the size that partitions have had at most so far; ``window_bytes`` is how much should be on the
+    way from a worker to a server without being accepted, 0 where that was not chosen.
     """
 
     request: Natural
     placements: tuple[Placement, ...]
     partition_bytes: Natural = 0
+    window_bytes: Natural = 0
 
 
 class Conflict(ControlStruct, frozen=True, tag="conflict"):
