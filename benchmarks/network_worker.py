@@ -92,8 +92,6 @@ def run(work: Work, rank: int, workers: int, meet: Callable[[], None], exchange:
     times: list[tuple[float, float]] = []
     is_right = True
     for step in range(work.steps):
-        if os.environ.get("NOV"):
-            meet(); time.sleep(float(os.environ["NOV"])); begin = time.monotonic(); exchange(arrays); times.append((begin, time.monotonic())); continue
         for index, each in enumerate(arrays):
             values.fill(each, rank, step, index)
         meet()
