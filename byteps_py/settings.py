@@ -17,6 +17,7 @@ from byteps_py.errors import SettingsError
 from byteps_py.network_settings import MAX_CONNECTIONS, NetworkSettings, TrafficSettings
 from byteps_py.record_settings import RecordSettings
 from byteps_py.role import Role
+from byteps_py.trace_settings import TraceSettings, trace_problems
 from byteps_py.variables import (
     Finding,
     Variable,
@@ -42,6 +43,7 @@ __all__ = [
     "RecordSettings",
     "SchedulerSettings",
     "ServerSettings",
+    "TraceSettings",
     "Variable",
     "WorkerSettings",
     "environment",
@@ -79,7 +81,7 @@ class LogSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessSettings(RecordSettings, LogSettings):
+class ProcessSettings(TraceSettings, RecordSettings, LogSettings):
     """For a process of any job, also for one that is a job of its own."""
 
 
@@ -322,6 +324,7 @@ def _contradictions(values: Mapping[str, Any], origins: Mapping[str, str]) -> It
                 f"{origins[field]}={port} must lie in {origins['port_range']}={ports[0]}-{ports[1]}: every port that "
                 "is listened at does"
             )
+    yield from trace_problems(values, origins)
     num_worker = values.get("num_worker")
     if _several(values) and values.get("num_server") == 0:
         yield "DMLC_NUM_SERVER=0: a job of several workers, or a forced one, needs at least one server"

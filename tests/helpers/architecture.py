@@ -15,7 +15,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "role", "version"),
     ("types",),
     ("variables",),
-    ("record_settings", "network_settings"),
+    ("record_settings", "network_settings", "trace_settings"),
     ("completion",),
     ("settings", "torchrun"),
     ("known_names",),
