@@ -360,15 +360,15 @@ class Exchange:
             self.node.over(header.key)
         completed, starts = self._pipeline.finished(header.key, header.round)
         if completed is not None:
-            self._complete(now, completed.operation_id)
+            self._complete(now, completed.operation_id, header)
         self._push_all(now, starts)
 
-    def _complete(self, now: float, identifier: int) -> None:
+    def _complete(self, now: float, identifier: int, header: Header) -> None:
         operation = self._operations.pop(identifier)
         if operation.staging is not None and not operation.borrowed:
             operation.tensor.recycle(operation.staging)
-        if self._times is not None and operation.copied:
-            self._times.copy_in.add(operation.copied)
+        if self._times is not None:
+            self._times.completed(header.key, header.round, operation.submitted, operation.copied)
         self._speed.add(now, int(time.time() * 1000), operation.tensor.spec.nbytes)
         operation.pending.complete(operation.absent)
 

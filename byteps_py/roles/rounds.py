@@ -227,9 +227,10 @@ class Rounds:
                 self._perform(self._aggregation.changed(key, round_, changed))
             return
         if self._held is not None:
-            last = max((each.arrived for each in read), default=begun)
-            self._held.bundles_replied([(each.arrived, each.accepted) for each in read], last)
+            self._held.bundles_replied(read, begun, table)
         self._answers.results(range(len(self._peers)), table, out.data)
+        if self._held is not None:
+            self._held.bundles_sent()
 
     def _pull(self, header: Header) -> None:
         """A worker is in doubt; if all that is to be said is that others are missing, say who."""
