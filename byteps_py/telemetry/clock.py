@@ -53,9 +53,7 @@ class ClockProbe:
         wall: the same by the clock that people see, for processes that have no scheduler.
     """
 
-    def __init__(
-        self, clock: Callable[[], int] = time.monotonic_ns, wall: Callable[[], int] = time.time_ns
-    ) -> None:
+    def __init__(self, clock: Callable[[], int] = time.monotonic_ns, wall: Callable[[], int] = time.time_ns) -> None:
         self._clock = clock
         self._own = wall() - clock()
         self._open: dict[int, int] = {}

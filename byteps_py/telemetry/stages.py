@@ -201,7 +201,7 @@ class WorkerTimes:
         self.copy_out.add_many(count, self.clock() - begun)
 
     def arrived(self, bundle: Carrier, count: int, now: float, flights: Sequence[Carried]) -> None:
-        """So many results of ``bundle`` came at ``now``, they are among ``flights``; ``bundle.left`` is without them."""
+        """So many results of ``bundle`` came at ``now``; they are among ``flights`` and not in ``bundle.left``."""
         del flights
         seconds = count * (now - bundle.since)
         self.pull.add_many(count, seconds)
