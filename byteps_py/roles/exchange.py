@@ -100,8 +100,8 @@ class Exchange:
         self._reach = Reach(endpoint, list(self._places), settings.lost_timeout)
         self.node: Node | None = None
         if neighbours is not None and engine is not None:
-            copy = CopyOut(kernels, settings.omp_num_threads or 1, lock, None)
-            self.node = make_node(endpoint, neighbours, welcome, self._envelope, engine, copy, self._send, window)
+            out = CopyOut(kernels, settings.omp_num_threads or 1, lock, None)
+            self.node = make_node(endpoint, neighbours, welcome, self._envelope, engine, out, self._send, window, times)
         self._operations: dict[int, TensorOperation] = {}
         self.light = Light(endpoint, self._send, self._envelope, self._pipeline, len(welcome.servers), times)
         self._stall = StallWatch(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -43,6 +43,7 @@ class Rounds:
         incarnation: this process's own random number.
         timed: whether to count and time the contributions.
         patience: see :class:`~byteps_py.roles.answers.Answers`.
+        make_held: makes what counts and times them.
 
     Attributes:
         received: number of data messages of workers.
@@ -57,6 +58,7 @@ class Rounds:
         *,
         timed: bool = False,
         patience: float = 0.0,
+        make_held: Callable[[int], Held] = Held,
     ) -> None:
         self.received = 0
         self._endpoint = endpoint
@@ -71,7 +73,7 @@ class Rounds:
         self._peers = [worker_identity(each.incarnation) for each in welcome.participants]
         nodes = Counter(each.node for each in welcome.participants)
         self._mates = [nodes[each.node] for each in welcome.participants]
-        self._held = Held(len(welcome.participants)) if timed else None
+        self._held = make_held(len(welcome.participants)) if timed else None
         self._answers = Answers(endpoint, self._envelope, welcome, self._held, patience)
 
     @property

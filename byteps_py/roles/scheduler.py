@@ -31,6 +31,8 @@ from byteps_py.types import Role
 from byteps_py.wire.control import (
     MAX_CONTROL_BYTES,
     Abort,
+    Clock,
+    ClockReply,
     ControlMessage,
     Finished,
     Refused,
@@ -122,6 +124,7 @@ class Scheduler:
         self._hung_up: set[bytes] = set()  # and is not any more
         self._encoded: tuple[ControlMessage, bytes] | None = None
         self._tick_due = time.monotonic()
+        self._clock_began = time.time_ns() - time.monotonic_ns()
         self.stop: Stop | None = None
         """How the job ended, once it has."""
         address = endpoint.listen(_listening_address(settings))
@@ -173,7 +176,7 @@ class Scheduler:
             self._look_for_losses(now)
 
     def _receive(self, message: Message) -> None:
-        now = time.monotonic()
+        now, received = time.monotonic(), time.monotonic_ns()
         try:
             if len(message.frames) != 1:
                 raise RemoteProtocolError(f"a control message has one frame, this one has {len(message.frames)}")
@@ -182,6 +185,10 @@ class Scheduler:
             self._complaints.add(message.peer, error)
             if not self._membership.knows(message.peer):
                 self._send(message.peer, Refused(str(error)))  # another version may understand as much
+            return
+        if isinstance(control, Clock):
+            began = self._clock_began
+            self._send(message.peer, ClockReply(control.number, began + received, began + time.monotonic_ns()))
             return
         if isinstance(control, Register) and not self._membership.knows(message.peer):
             self._look_for_losses(now)  # a process that was started anew may take the place of its predecessor

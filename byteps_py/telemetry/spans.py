@@ -146,10 +146,11 @@ class WorkerSpans(WorkerTimes):
         passages, finished, cargo: what there is.
     """
 
-    __slots__ = ("_bundles", "_copied", "_open", "cargo", "finished", "passages", "window")
+    __slots__ = ("_bundles", "_copied", "_open", "cargo", "finished", "node", "passages", "window")
 
     def __init__(self, window: Window) -> None:
         super().__init__()
+        self.node = None
         self.window = window
         self.passages: list[Passage] = []
         self.finished: list[Finished] = []

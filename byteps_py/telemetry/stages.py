@@ -38,8 +38,8 @@ that right.  Adding takes no lock and allocates nothing that stays.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 __all__ = [
     "WORKER_STAGES",
@@ -47,6 +47,7 @@ __all__ = [
     "Carried",
     "Carrier",
     "Held",
+    "NodeTimes",
     "StageTime",
     "Stages",
     "SumTimes",
@@ -127,7 +128,12 @@ class WorkerTimes:
     """The stages of a worker. All methods belong to its thread; times are seconds of :func:`time.monotonic`.
 
     Here is where each stage begins and ends; a trace (:mod:`byteps_py.telemetry.spans`) hears of it by the same calls.
+
+    Attributes:
+        node: hear of what is done for the other workers of the node; None where nobody asks.
     """
+
+    node: NodeTimes | None = None
 
     __slots__ = ("_ways", "answer", "copy_in", "copy_out", "pull", "push", "queue")
 
@@ -207,6 +213,14 @@ class WorkerTimes:
         self.pull.add_many(count, seconds)
         if not bundle.accepted:
             self.answer.add_many(count, seconds)
+
+
+class NodeTimes(NamedTuple):
+    """What hears of the work of one who sums for its node: of contributions, of sums, of these on their way."""
+
+    held: Held
+    sums: Callable[[], SumTimes]
+    upstream: WorkerTimes
 
 
 class SumTimes:
