@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("operations", "objects"),
     ("__init__",),
     ("torch", "mxnet"),
-    ("tune",),
+    ("tune", "traces"),
     ("env_report",),
     ("cli",),
     ("__main__",),
