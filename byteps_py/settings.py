@@ -324,7 +324,7 @@ def _contradictions(values: Mapping[str, Any], origins: Mapping[str, str]) -> It
                 f"{origins[field]}={port} must lie in {origins['port_range']}={ports[0]}-{ports[1]}: every port that "
                 "is listened at does"
             )
-    yield from trace_problems(values, origins)
+    yield from trace_problems(values)
     num_worker = values.get("num_worker")
     if _several(values) and values.get("num_server") == 0:
         yield "DMLC_NUM_SERVER=0: a job of several workers, or a forced one, needs at least one server"

@@ -33,11 +33,11 @@ class TraceSettings:
     )
 
 
-def trace_problems(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
+def trace_problems(values: Mapping[str, Any]) -> Iterator[str]:
     """Contradictions among values that are good by themselves; none where nothing is traced."""
     start, end = values.get("trace_start_step"), values.get("trace_end_step")
     if values.get("trace_on") and start is not None and end is not None and start >= end:
         yield (
-            f"{origins['trace_start_step']}={start} must be less than {origins['trace_end_step']}={end}: steps are "
-            "traced from the one to the other"
+            f"BYTEPS_TRACE_START_STEP={start} must be less than BYTEPS_TRACE_END_STEP={end}: steps are traced from the "
+            "one to the other"
         )
