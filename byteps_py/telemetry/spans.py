@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from byteps_py.telemetry.stages import Arrived, Carried, Carrier, Held, SumTimes, WorkerTimes
 
@@ -32,7 +32,8 @@ __all__ = [
     "WorkerSpans",
 ]
 
-MOST_SPANS = 400_000
+_monotonic: Final = time.monotonic
+MOST_SPANS: Final = 400_000
 """So many are kept of one process; the file then has some 100 MB. Further ones are counted and left out."""
 
 
@@ -126,6 +127,8 @@ class Finished(NamedTuple):
 class Cargo:
     """A bundle: its number, its entries (key, round, begun, copied), when it was sent and accepted (0: not seen).
 
+    An entry may be of a step outside the window, where another one is of one inside.
+
     ``results`` are (arrived, copied, keys), keys being None where all came at once.
     """
 
@@ -146,7 +149,7 @@ class WorkerSpans(WorkerTimes):
         passages, finished, cargo: what there is.
     """
 
-    __slots__ = ("_bundles", "_copied", "_open", "cargo", "finished", "node", "passages", "window")
+    __slots__ = ("_bundles", "_copied", "_looked", "_open", "cargo", "finished", "node", "passages", "window")
 
     def __init__(self, window: Window) -> None:
         super().__init__()
@@ -158,6 +161,7 @@ class WorkerSpans(WorkerTimes):
         self._open: dict[int, Passage] = {}
         self._bundles: dict[int, Cargo] = {}
         self._copied = 0.0
+        self._looked = 0
 
     def sent(self, key: int, round: int, submitted: float, now: float) -> None:
         super().sent(key, round, submitted, now)
@@ -197,24 +201,28 @@ class WorkerSpans(WorkerTimes):
         if window.first <= round <= window.last and window.takes(2):
             self.finished.append(Finished(key, round, submitted, copied, time.monotonic()))
             if round == window.until:
+                self._look_back()
                 window.check()
 
     def joined(self, number: int, key: int, round: int, begun: float, copied: bool) -> None:
-        end = self.clock()
+        end = _monotonic()
         if copied:
-            self.copy_in.add(end - begun)
-        window = self.window
-        if window.first <= round <= window.last:
-            cargo = self._bundles.get(number)
-            if cargo is None:
-                if window.left <= 0:
-                    window.dropped += 5
-                    return
-                cargo = self._bundles[number] = Cargo(number)
-                self.cargo.append(cargo)
-            cargo.entries.append((key, round, begun, end))
-        elif round == window.late:
-            window.end()
+            copy_in = self.copy_in
+            copy_in.count += 1
+            copy_in.seconds += end - begun
+        cargo = self._bundles.get(number)
+        if cargo is None:
+            window = self.window
+            if not window.first <= round <= window.last:
+                if round == window.late:
+                    window.end()
+                return
+            if window.left <= 0:
+                window.dropped += 5
+                return
+            cargo = self._bundles[number] = Cargo(number)
+            self.cargo.append(cargo)
+        cargo.entries.append((key, round, begun, end))  # perhaps of another step, which is seen to later
 
     def bundle_sent(self, bundle: Carrier, now: float) -> None:
         super().bundle_sent(bundle, now)
@@ -222,7 +230,6 @@ class WorkerSpans(WorkerTimes):
         if cargo is not None:
             cargo.sent = now
             self.window.left -= 5 * len(cargo.entries)
-            self.window.seen([each[0] for each in cargo.entries])
 
     def bundle_accepted(self, bundle: Carrier, now: float) -> None:
         super().bundle_accepted(bundle, now)
@@ -243,10 +250,19 @@ class WorkerSpans(WorkerTimes):
         cargo.results.append((now, max(now, self._copied), keys))
         if not bundle.left:
             del self._bundles[bundle.number]
-            until = self.window.until
-            if cargo.entries[-1][1] >= until or cargo.entries[0][1] >= until:
-                self.window.done([each[0] for each in cargo.entries if each[1] == until])
-                self.window.check()
+            window = self.window
+            if window.last and (cargo.entries[-1][1] >= window.until or cargo.entries[0][1] >= window.until):
+                window.done([each[0] for each in cargo.entries if each[1] == window.until])
+                self._look_back()
+                window.check()
+
+    def _look_back(self) -> None:
+        """Note which light tensors there were: only now, when the last step is there, since nobody asked before."""
+        for cargo in self.cargo[self._looked :]:
+            if not cargo.sent:
+                return
+            self._looked += 1
+            self.window.seen([key for key, round, _, _ in cargo.entries if self.window.first <= round])
 
 
 class Round:

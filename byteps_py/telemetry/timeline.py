@@ -67,7 +67,7 @@ def worker_groups(spans: WorkerSpans, names: Names, us: Microseconds, now: float
         for passage in rest:
             yield list(_chain(passage, tensor_label(tensor_id, names), us, now))
     for cargo in list(spans.cargo):
-        yield from _cargo(cargo, names, us, now)
+        yield from _cargo(cargo, spans.window.first, spans.window.until, names, us, now)
 
 
 def _details(label: str, key: int, step: int) -> dict[str, Any]:
@@ -109,11 +109,13 @@ def _way(
         yield Span(us(sent), us(end), f"{start}PUSH_PULL" if received else f"{start}PUSH", details)
 
 
-def _cargo(cargo: Cargo, names: Names, us: Microseconds, now: float) -> Iterator[list[Span]]:
-    """Light tensors that travelled together, each as if it had travelled alone."""
+def _cargo(cargo: Cargo, first: int, last: int, names: Names, us: Microseconds, now: float) -> Iterator[list[Span]]:
+    """Light tensors that travelled together, each as if it had travelled alone; those of the steps that are traced."""
     arrived = {key: (at, copied) for at, copied, keys in list(cargo.results) for key in keys or ()}
     whole = next(((at, copied) for at, copied, keys in list(cargo.results) if keys is None), (0.0, 0.0))
     for key, step, begun, joined in list(cargo.entries):
+        if not first <= step <= last:
+            continue
         label = tensor_label(key >> PARTITION_BITS, names)
         details = {**_details(label, key, step), "bundle": cargo.number}
         received, copied = arrived.get(key, whole)

@@ -137,6 +137,16 @@ def test_bundles_are_kept_and_end_the_window_like_others() -> None:
         assert worker_stages(spans)[stage] == worker_stages(plain)[stage]
 
 
+def test_light_tensors_are_waited_for_by_others() -> None:
+    ended = Ended()
+    spans = WorkerSpans(ended.window)
+    for round_ in (2, 3):
+        pass_by(spans, 7, round_)
+        assert not ended.times
+        carry(spans, round_, [1, 2], round_)
+    assert ended.times == 1
+
+
 def test_results_of_a_bundle_may_come_in_parts() -> None:
     spans = WorkerSpans(Window(1, 2))
     bundle = Bundle(1, [1, 2, 3], left=3)
