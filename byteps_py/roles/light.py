@@ -147,7 +147,7 @@ class Light:
         else:
             flags = _FLAGS_ABSENT
         if self._times is not None:
-            self._times.joined(bundle.number, key, round_, now, source is not None)
+            self._times.joined(bundle, round_, now, source is not None)
         bundle.table += ENTRY_LAYOUT.pack(
             partition.key, round_, step, place, partition.count, 0, tensor.spec.dtype, operation, flags
         )

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from byteps_py.telemetry.stages import Arrived, Carried, Carrier, Held, SumTimes, WorkerTimes
+from byteps_py.wire.bundle import ENTRY_LAYOUT
 
 __all__ = [
     "MOST_SPANS",
@@ -125,20 +126,39 @@ class Finished(NamedTuple):
 
 
 class Cargo:
-    """A bundle: its number, its entries (key, round, begun, copied), when it was sent and accepted (0: not seen).
-
-    An entry may be of a step outside the window, where another one is of one inside.
+    """A bundle: its number, its entries, when it was sent and accepted (0: not seen).
 
     ``results`` are (arrived, copied, keys), keys being None where all came at once.
+    ``note`` takes begin and end of the copy of the next entry: two floats that exist anyway, and nothing is made.
     """
 
-    __slots__ = ("accepted", "entries", "number", "results", "sent")
+    __slots__ = ("_skipped", "_table", "_times", "accepted", "note", "number", "results", "sent")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, table: bytearray) -> None:
         self.number = number
-        self.entries: list[tuple[int, int, float, float]] = []
+        self._table = table
+        self._skipped = len(table)
+        self._times: list[float] = []
+        self.note = self._times.append
         self.sent = self.accepted = 0.0
         self.results: list[tuple[float, float, list[int] | None]] = []
+
+    def __len__(self) -> int:
+        return len(self._times) // 2
+
+    def entries(self) -> list[tuple[int, int, float, float]]:
+        """Key, round, and begin and end of the copy of each; some may be of a step outside the window."""
+        table = ENTRY_LAYOUT.iter_unpack(bytes(self._table[self._skipped :]))
+        times = list(self._times)
+        return [
+            (key, round, *two)
+            for (key, round, *_), two in zip(table, zip(times[::2], times[1::2], strict=False), strict=False)
+        ]
+
+    def reaches(self, round: int) -> bool:
+        """Whether the first or the last entry is of ``round``, or a later one."""
+        ends = (self._skipped, len(self._table) - ENTRY_LAYOUT.size)
+        return any(ENTRY_LAYOUT.unpack_from(self._table, place)[1] >= round for place in ends)
 
 
 class WorkerSpans(WorkerTimes):
@@ -204,13 +224,13 @@ class WorkerSpans(WorkerTimes):
                 self._look_back()
                 window.check()
 
-    def joined(self, number: int, key: int, round: int, begun: float, copied: bool) -> None:
+    def joined(self, bundle: Carrier, round: int, begun: float, copied: bool) -> None:
         end = _monotonic()
         if copied:
             copy_in = self.copy_in
             copy_in.count += 1
             copy_in.seconds += end - begun
-        cargo = self._bundles.get(number)
+        cargo = self._bundles.get(bundle.number)
         if cargo is None:
             window = self.window
             if not window.first <= round <= window.last:
@@ -220,16 +240,17 @@ class WorkerSpans(WorkerTimes):
             if window.left <= 0:
                 window.dropped += 5
                 return
-            cargo = self._bundles[number] = Cargo(number)
+            cargo = self._bundles[bundle.number] = Cargo(bundle.number, bundle.table)
             self.cargo.append(cargo)
-        cargo.entries.append((key, round, begun, end))  # perhaps of another step, which is seen to later
+        cargo.note(begun)  # perhaps of another step, which is seen to later
+        cargo.note(end)
 
     def bundle_sent(self, bundle: Carrier, now: float) -> None:
         super().bundle_sent(bundle, now)
         cargo = self._bundles.get(bundle.number)
         if cargo is not None:
             cargo.sent = now
-            self.window.left -= 5 * len(cargo.entries)
+            self.window.left -= 5 * len(cargo)
 
     def bundle_accepted(self, bundle: Carrier, now: float) -> None:
         super().bundle_accepted(bundle, now)
@@ -251,8 +272,8 @@ class WorkerSpans(WorkerTimes):
         if not bundle.left:
             del self._bundles[bundle.number]
             window = self.window
-            if window.last and (cargo.entries[-1][1] >= window.until or cargo.entries[0][1] >= window.until):
-                window.done([each[0] for each in cargo.entries if each[1] == window.until])
+            if window.last and cargo.reaches(window.until):
+                window.done([each[0] for each in cargo.entries() if each[1] == window.until])
                 self._look_back()
                 window.check()
 
@@ -262,7 +283,7 @@ class WorkerSpans(WorkerTimes):
             if not cargo.sent:
                 return
             self._looked += 1
-            self.window.seen([key for key, round, _, _ in cargo.entries if self.window.first <= round])
+            self.window.seen([key for key, round, _, _ in cargo.entries() if self.window.first <= round])
 
 
 class Round:

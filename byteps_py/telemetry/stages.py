@@ -64,11 +64,13 @@ Stages: TypeAlias = dict[str, tuple[int, float]]
 
 
 class Carrier(Protocol):
-    """A bundle of light tensors as its worker sees it, see :class:`byteps_py.roles.flight.Bundle`."""
+    """A bundle of light tensors as its worker sees it, see :class:`byteps_py.roles.flight.Bundle`; ``table`` has an
+    entry (:mod:`byteps_py.wire.bundle`) for each of its ``keys``, and is not used again for another bundle."""
 
     number: int
     server: int
     keys: list[int]
+    table: bytearray
     left: int
     accepted: bool
     since: float
@@ -187,9 +189,9 @@ class WorkerTimes:
         if copied:
             self.copy_in.add(copied)
 
-    def joined(self, number: int, key: int, round: int, begun: float, copied: bool) -> None:
-        """A contribution that was submitted at ``begun`` has just become a part of bundle ``number``."""
-        del number, key, round
+    def joined(self, bundle: Carrier, round: int, begun: float, copied: bool) -> None:
+        """A contribution that was submitted at ``begun`` is about to be added to the table of ``bundle``."""
+        del bundle, round
         if copied:
             self.copy_in.add(self.clock() - begun)
 

@@ -113,7 +113,7 @@ def _cargo(cargo: Cargo, first: int, last: int, names: Names, us: Microseconds, 
     """Light tensors that travelled together, each as if it had travelled alone; those of the steps that are traced."""
     arrived = {key: (at, copied) for at, copied, keys in list(cargo.results) for key in keys or ()}
     whole = next(((at, copied) for at, copied, keys in list(cargo.results) if keys is None), (0.0, 0.0))
-    for key, step, begun, joined in list(cargo.entries):
+    for key, step, begun, joined in cargo.entries():
         if not first <= step <= last:
             continue
         label = tensor_label(key >> PARTITION_BITS, names)

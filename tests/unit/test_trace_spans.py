@@ -8,7 +8,8 @@ import numpy as np
 
 from byteps_py.telemetry.spans import ServerSpans, Window, WorkerSpans
 from byteps_py.telemetry.stages import WorkerTimes, worker_stages
-from byteps_py.wire.bundle import ENTRY
+from byteps_py.telemetry.timeline import worker_groups
+from byteps_py.wire.bundle import ENTRY, ENTRY_LAYOUT
 
 
 @dataclass
@@ -17,6 +18,7 @@ class Bundle:
 
     number: int
     keys: list[int]
+    table: bytearray = field(default_factory=bytearray)
     left: int = 0
     server: int = 0
     accepted: bool = False
@@ -62,10 +64,15 @@ def pass_by(times: WorkerTimes, key: int, round_: int) -> None:
     times.completed(key, round_, 1.0, 0.5)
 
 
+def join(times: WorkerTimes, bundle: Bundle, key: int, round_: int) -> None:
+    times.joined(bundle, round_, 1.0, copied=True)
+    bundle.table += ENTRY_LAYOUT.pack(key, round_, 0, 0, 10, 0, 0, 0, 0)
+
+
 def carry(times: WorkerTimes, number: int, keys: list[int], round_: int) -> None:
     bundle = Bundle(number, keys, left=len(keys), since=2.0)
     for key in keys:
-        times.joined(number, key, round_, 1.0, copied=True)
+        join(times, bundle, key, round_)
     times.bundle_sent(bundle, 2.0)
     bundle.left = 0
     times.arrived(bundle, len(keys), 4.0, [Flight(key, bundle) for key in keys])
@@ -131,7 +138,7 @@ def test_bundles_are_kept_and_end_the_window_like_others() -> None:
         carry(plain, round_, [1, 2, 3], round_)
     assert ended.times == 1
     assert [each.number for each in spans.cargo] == [2, 3]
-    assert [entry[:2] for entry in spans.cargo[0].entries] == [(1, 2), (2, 2), (3, 2)]
+    assert [entry[:3] for entry in spans.cargo[0].entries()] == [(1, 2, 1.0), (2, 2, 1.0), (3, 2, 1.0)]
     assert spans.cargo[0].results[0][2] is None
     for stage in ("queue", "pull", "answer"):
         assert worker_stages(spans)[stage] == worker_stages(plain)[stage]
@@ -151,7 +158,7 @@ def test_results_of_a_bundle_may_come_in_parts() -> None:
     spans = WorkerSpans(Window(1, 2))
     bundle = Bundle(1, [1, 2, 3], left=3)
     for key in bundle.keys:
-        spans.joined(1, key, 1, 1.0, copied=False)
+        join(spans, bundle, key, 1)
     spans.bundle_sent(bundle, 2.0)
     spans.bundle_accepted(bundle, 2.5)
     bundle.left = 1
@@ -161,6 +168,16 @@ def test_results_of_a_bundle_may_come_in_parts() -> None:
     (cargo,) = spans.cargo
     assert [(at, keys) for at, _, keys in cargo.results] == [(3.0, [1, 3]), (4.0, [2])]
     assert (cargo.sent, cargo.accepted) == (2.0, 2.5)
+
+
+def test_a_bundle_may_begin_before_the_window() -> None:
+    spans = WorkerSpans(Window(2, 3))
+    bundle = Bundle(1, [1, 2, 3])
+    for key, round_ in ((1, 1), (2, 2), (3, 1)):
+        join(spans, bundle, key, round_)
+    assert [entry[:2] for entry in spans.cargo[0].entries()] == [(2, 2), (3, 1)]
+    groups = list(worker_groups(spans, {}, lambda seconds: int(seconds * 1e6), 5.0))
+    assert [[span.details["step"] for span in group if span.name == "tensor 0"] for group in groups] == [[2]]
 
 
 def test_what_there_is_no_room_for_is_counted() -> None:
