@@ -6,7 +6,8 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from byteps_py.settings import ServerSettings, WorkerSettings
-from byteps_py.telemetry.spans import ServerSpans, WorkerSpans
+from byteps_py.telemetry.server_spans import ServerSpans
+from byteps_py.telemetry.spans import WorkerSpans
 from byteps_py.telemetry.stages import NodeTimes, WorkerTimes
 from byteps_py.telemetry.timeline import Microseconds, Names, node_groups, server_groups, worker_groups
 from byteps_py.telemetry.trace import Owner, Trace

@@ -29,7 +29,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from byteps_py.telemetry.spans import Cargo, Finished, Passage, Round, ServerSpans, Together, WorkerSpans
+from byteps_py.telemetry.server_spans import Round, ServerSpans, Together
+from byteps_py.telemetry.spans import Cargo, Finished, Passage, WorkerSpans
 from byteps_py.telemetry.tracks import Span
 from byteps_py.types import PARTITION_BITS, split_key
 

@@ -23,10 +23,10 @@ from typing import Any, Final, NamedTuple
 from byteps_py.errors import SettingsError
 from byteps_py.settings import TraceSettings
 from byteps_py.telemetry.clock import ClockProbe, shift
-from byteps_py.telemetry.spans import MOST_SPANS, Window
 from byteps_py.telemetry.timeline import Microseconds, Names
 from byteps_py.telemetry.trace_file import FORMAT, Event, process_number, write_trace
 from byteps_py.telemetry.tracks import Span, lay_out
+from byteps_py.telemetry.window import MOST_SPANS, Window
 
 __all__ = ["Owner", "Section", "Trace", "prepare_trace"]
 

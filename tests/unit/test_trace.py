@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -128,8 +127,8 @@ class TestWriting:
         trace, spans = make(tmp_path)
         for round_ in (1, 2):
             step(spans, round_)
-        thread = next(each for each in threading.enumerate() if each.name == "byteps-trace")
-        thread.join(10)
+        assert trace._thread is not None
+        trace._thread.join(10)
         path = tmp_path / "0" / "comm.json"
         assert len(traces.spans(path)) == 2
         assert trace.probe.ask() is None

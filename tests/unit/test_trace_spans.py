@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from byteps_py.telemetry.spans import ServerSpans, Window, WorkerSpans
+from byteps_py.telemetry.server_spans import ServerSpans
+from byteps_py.telemetry.spans import WorkerSpans
 from byteps_py.telemetry.stages import WorkerTimes, worker_stages
 from byteps_py.telemetry.timeline import worker_groups
+from byteps_py.telemetry.window import Window
 from byteps_py.wire.bundle import ENTRY, ENTRY_LAYOUT
 
 

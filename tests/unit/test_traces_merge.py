@@ -13,7 +13,8 @@ import pytest
 from byteps_py import cli
 from byteps_py.settings import TraceSettings
 from byteps_py.telemetry.clock import ClockProbe
-from byteps_py.telemetry.spans import ServerSpans, WorkerSpans
+from byteps_py.telemetry.server_spans import ServerSpans
+from byteps_py.telemetry.spans import WorkerSpans
 from byteps_py.telemetry.timeline import server_groups, worker_groups
 from byteps_py.telemetry.trace import Owner, Trace
 from byteps_py.types import make_key
