@@ -186,7 +186,7 @@ class Trace:
         track = 0
         for title, groups in self._sections:
             for index, spans in enumerate(lay_out(groups(self.names, us, now))):
-                track += 1
+                track += 2 if track + 1 == number else 1  # a viewer would take it for the main thread
                 yield Event("M", number, track, "thread_name", args={"name": f"{title} {index}"})
                 yield Event("M", number, track, "thread_sort_index", args={"sort_index": track})
                 for begin, end, label, details in spans:
