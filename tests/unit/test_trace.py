@@ -176,6 +176,15 @@ class TestWriting:
         assert line.startswith("the trace is full: 6 spans were left out")
         assert traces.load(tmp_path / "0" / "comm.json")["otherData"]["dropped"] == 6
 
+    def test_no_track_has_the_number_of_its_process(self, tmp_path: Path) -> None:
+        trace, spans = make(tmp_path)
+        for _ in range(12):
+            spans.completed(0, 1, 1.0, 0.0)  # all at once, each on a track of its own
+        trace.finish()
+        tracks = {each["tid"] for each in traces.check(tmp_path / "0" / "comm.json") if each["ph"] == "X"}
+        assert len(tracks) == 12
+        assert 9 not in tracks, "viewers would take it for the main thread"
+
     def test_a_forked_child_writes_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         trace, _ = make(tmp_path)
         monkeypatch.setattr(os, "getpid", lambda: 1)
