@@ -127,7 +127,15 @@ class TraceReader:
             raise TraceError(f"{path}: its first line is damaged: {error}") from error
         if not isinstance(about, dict) or about.get("byteps_py") != FORMAT:
             raise TraceError(f"{path}: not of format {FORMAT}, which this version of byteps_py reads")
+        problem = next((text for each in _processes(about) if (text := _lacks(each))), None)
+        if problem is not None:
+            raise TraceError(f"{path}: its first line is damaged: {problem}")
         self.about: dict[str, Any] = about
+
+    @property
+    def processes(self) -> list[dict[str, Any]]:
+        """What each process that is in it tells of itself."""
+        return _processes(self.about)
 
     def events(self) -> Iterator[Event]:
         """All events, in the order of the file.
@@ -151,3 +159,23 @@ class TraceReader:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise TraceError(f"{self.path}: line {number} is damaged: {error}") from error
         raise TraceError(f"{self.path}: cut off: its last line is missing")
+
+
+def _processes(about: dict[str, Any]) -> list[Any]:
+    """Those of a merged trace, or the one that wrote this."""
+    found = about.get("processes", []) if about.get("role") == "job" else [about]
+    return found if isinstance(found, list) and found else [None]
+
+
+def _lacks(process: Any) -> str | None:
+    """What a process does not tell of itself, but must; None if nothing."""
+    if not isinstance(process, dict) or process.get("role") not in ("server", "worker"):
+        return "it does not say whose trace it is"
+    numbers = ("rank", "num_worker", "num_server", "first_step", "last_step", "dropped")
+    wrong = [name for name in numbers if type(process.get(name)) is not int]
+    clock = process.get("clock")
+    if not isinstance(clock, dict) or not isinstance(clock.get("error_us", ""), (int, float, type(None))):
+        wrong.append("clock")
+    if not isinstance(process.get("written"), (int, float)):
+        wrong.append("written")
+    return f"no {', '.join(wrong)}" if wrong else None

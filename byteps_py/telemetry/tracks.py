@@ -34,7 +34,7 @@ def lay_out(groups: Iterable[Sequence[Span]]) -> list[list[Span]]:
     Each track is sorted so that a span comes before those that lie in it.  O(n log n).
     """
     layers = [layer for group in groups for layer in _layers(group)]
-    extents = [(layer[0].begin, max(each.end for each in layer)) for layer in layers]
+    extents = [(layer[0].begin, _until(layer)) for layer in layers]
     order = sorted(range(len(layers)), key=lambda index: (extents[index][0], -extents[index][1]))
     tracks: list[list[Span]] = []
     free: list[int] = []  # numbers of tracks, so that the lowest is taken
@@ -50,6 +50,12 @@ def lay_out(groups: Iterable[Sequence[Span]]) -> list[list[Span]]:
         heapq.heappush(busy, (end, track))
         tracks[track].extend(layers[index])
     return tracks
+
+
+def _until(layer: Sequence[Span]) -> int:
+    """From when on another group may follow: one of no length at the very end must not look like a part of that."""
+    end = max(each.end for each in layer)
+    return end + any(each.begin == end for each in layer)
 
 
 def _layers(group: Sequence[Span]) -> list[list[Span]]:

@@ -60,11 +60,15 @@ def _summarize(arguments: argparse.Namespace) -> int:
     import msgspec
 
     from byteps_py.telemetry.trace_file import TraceReader
-    from byteps_py.traces.merge import Traces, find_traces
+    from byteps_py.traces.merge import Traces, check_trace, find_traces
     from byteps_py.traces.summary import summarize
 
     place: Path = arguments.place
-    traces = Traces([TraceReader(place)]) if place.is_file() else find_traces(place)
+    if place.is_file():
+        traces = Traces([TraceReader(place)])
+        check_trace(traces.readers[0])
+    else:
+        traces = find_traces(place)
     _say(traces)
     summary = summarize(traces.readers, traces.names, arguments.top)
     found: dict[str, Any] = {**summary.as_json(), "broken": traces.broken, "remarks": traces.remarks}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -19,7 +20,7 @@ from byteps_py.telemetry.timeline import tensor_label
 from byteps_py.telemetry.trace_file import FORMAT, Event, TraceReader, write_trace
 from byteps_py.traces.checking import Checker
 
-__all__ = ["Merged", "Traces", "find_traces", "merge_traces", "rename"]
+__all__ = ["Merged", "Traces", "check_trace", "find_traces", "merge_traces", "rename"]
 
 _FILE: Final = "comm.json"
 _MOST_PROBLEMS: Final = 3
@@ -83,14 +84,18 @@ def find_traces(folder: Path) -> Traces:
     traces = Traces()
     for path in paths:
         try:
-            traces.readers.append(TraceReader(path))
+            reader = TraceReader(path)
         except TraceError as error:
             traces.broken.append(str(error))
+            continue
+        if reader.about["role"] != "job":  # else it is what was made of the others
+            traces.readers.append(reader)
     _choose_job(traces)
     for reader in list(traces.readers):
-        problem = next(_problems(reader), None)
-        if problem is not None:
-            traces.broken.append(problem)
+        try:
+            check_trace(reader)
+        except TraceError as error:
+            traces.broken.append(str(error))
             traces.readers.remove(reader)
     if not traces.readers:
         raise TraceError("\n".join([*traces.broken, f"{folder}: no trace in it can be used"]))
@@ -100,43 +105,55 @@ def find_traces(folder: Path) -> Traces:
 
 def _choose_job(traces: Traces) -> None:
     """Leave the files of the latest run, each process once."""
-    latest = max(traces.readers, key=lambda each: each.about.get("written", 0.0), default=None)
+    latest = max(traces.readers, key=lambda each: each.about["written"], default=None)
     found: dict[tuple[str, int], TraceReader] = {}
-    for each in sorted(traces.readers, key=lambda each: each.about.get("written", 0.0)):
+    for each in sorted(traces.readers, key=lambda each: each.about["written"]):
         if latest is not None and each.about.get("job") == latest.about.get("job"):
-            found[str(each.about.get("role")), int(each.about.get("rank", 0))] = each
+            found[each.about["role"], each.about["rank"]] = each
     for each in traces.readers:
         if each not in found.values():
             traces.remarks.append(f"{each.path}: of an earlier run, left out")
     traces.readers = [found[process] for process in sorted(found)]
 
 
-def _problems(reader: TraceReader) -> Iterator[str]:
-    """What makes a file useless, in one piece."""
+def check_trace(reader: TraceReader) -> None:
+    """Read a trace as a whole.
+
+    Raises:
+        TraceError: it is damaged, or viewers would not show it as it is meant.
+    """
     checker, found = Checker(), []
-    try:
-        for event in reader.events():
-            problem = checker.take(event)
-            if problem is not None:
-                found.append(problem)
-                break
-        else:
-            for problem in checker.problems():
-                found.append(problem)
-                if len(found) == _MOST_PROBLEMS:
-                    break
-    except TraceError as error:
-        yield str(error)
-        return
+    for event in reader.events():
+        problem = checker.take(event) or _lacks(event)
+        if problem is not None:
+            found.append(problem)
+            break
+    else:
+        found.extend(islice(checker.problems(), _MOST_PROBLEMS))
     if found:
-        yield f"{reader.path}: no valid trace: {'; '.join(found)}"
+        raise TraceError(f"{reader.path}: no valid trace: {'; '.join(found)}")
+
+
+def _lacks(event: Event) -> str | None:
+    """What a span does not tell, but must; None if nothing."""
+    if event.ph != "X":
+        return None
+    args = event.args or {}
+    wanted = {"step": int, "name": str}
+    if event.name.endswith("WAIT"):
+        wanted |= {"last": int, "alone_us": int}
+    wanted |= {name: int for name in ("tensor", "partition", "worker", "bundle") if name in args}
+    if "partition" in args or "worker" in args:
+        wanted |= {"bundle" if "bundle" in args else "tensor": int}
+    wrong = [name for name, kind in wanted.items() if type(args.get(name)) is not kind]
+    return f"{event.name!r} at {event.ts} does not say: {', '.join(wrong)}" if wrong else None
 
 
 def _remark(traces: Traces) -> None:
     """Say who is missing, and whose times are not on the common clock."""
     about = traces.readers[0].about
     there = {(each.about["role"], each.about["rank"]) for each in traces.readers}
-    for role, count in (("server", about.get("num_server", 0)), ("worker", about.get("num_worker", 0))):
+    for role, count in (("server", about["num_server"]), ("worker", about["num_worker"])):
         missing = [str(rank) for rank in range(count) if (role, rank) not in there]
         if missing:
             traces.remarks.append(f"no trace of {role} {', '.join(missing)}")

@@ -143,7 +143,7 @@ def summarize(readers: Sequence[TraceReader], names: dict[int, str], top: int) -
     """
     abouts: list[dict[str, Any]] = []
     for each in readers:
-        abouts.extend(each.about["processes"] if each.about.get("role") == "job" else [each.about])
+        abouts.extend(each.processes)
     summary = Summary(abouts, top)
     for each in readers:
         for event in each.events():

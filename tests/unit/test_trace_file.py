@@ -11,7 +11,18 @@ from byteps_py.errors import TraceError
 from byteps_py.telemetry.trace_file import FORMAT, Event, TraceReader, process_number, write_trace
 from tests.helpers import traces
 
-ABOUT = {"byteps_py": FORMAT, "role": "worker", "rank": 0}
+ABOUT = {
+    "byteps_py": FORMAT,
+    "role": "worker",
+    "rank": 0,
+    "num_worker": 2,
+    "num_server": 1,
+    "first_step": 10,
+    "last_step": 20,
+    "dropped": 0,
+    "written": 1.5,
+    "clock": {"error_us": None},
+}
 EVENTS = [
     Event("M", 9, 0, "process_name", args={"name": "worker 0"}),
     Event("M", 9, 1, "thread_name", args={"name": "lane 0"}),
@@ -81,6 +92,12 @@ def test_every_cut_is_noticed(path: Path) -> None:
         (b'"traceEvents":[\n', b'"traceEvents":[', "no trace that byteps_py has written"),
         (b'"byteps_py":1', b'"byteps_py":2', "not of format 1"),
         (b'"rank":0', b'"rank":', "first line is damaged"),
+        (b'"role":"worker"', b'"role":"scheduler"', "does not say whose trace"),
+        (b'"role":"worker"', b'"role":"job"', "does not say whose trace"),
+        (b'"role":"worker"', b'"role":"job","processes":[{"role":"server"}]', "no rank, num_worker, num_server"),
+        (b'"rank":0', b'"rank":"0"', "no rank"),
+        (b'"clock":{"error_us":null}', b'"clock":5', "no clock"),
+        (b'"written":1.5', b'"written":null', "no written"),
         (b'"pid":9,"tid":1,"name":"Comm.b"', b'"pid":"9","tid":1,"name":"Comm.b"', "line 5 is damaged"),
         (b'"ts":6', b'"ts":6.5', "line 5 is damaged"),
         (b"Comm.b", b"Comm.\xff", "line 5 is damaged"),

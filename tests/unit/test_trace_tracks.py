@@ -51,5 +51,10 @@ def test_what_crosses_in_a_group_gets_a_track_of_its_own() -> None:
     assert lay_out([[span(0, 5), span(3, 8)]]) == [[span(0, 5)], [span(3, 8)]]
 
 
+def test_what_has_no_length_is_no_part_of_what_follows() -> None:
+    assert lay_out([[span(0, 1), span(1, 1)], [span(1, 2)]]) == [[span(0, 1), span(1, 1)], [span(1, 2)]]
+    assert lay_out([[span(0, 1), span(1, 1)], [span(2, 3)]]) == [[span(0, 1), span(1, 1), span(2, 3)]]
+
+
 def test_nothing() -> None:
     assert lay_out([]) == []

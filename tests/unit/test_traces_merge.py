@@ -145,11 +145,35 @@ class TestMerge:
         assert "2 processes" in told.out
         traces.check(job / "trace.json")
 
-    def test_a_file_that_breaks_the_format_is_named(self, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        path = job / "0" / "comm.json"
-        path.write_bytes(path.read_bytes().replace(b'"dur":', b'"dur":-'))
-        assert run("merge", job) == 1
+    @pytest.mark.parametrize(
+        ("old", "new"),
+        [
+            (b'"dur":', b'"dur":-'),
+            (b'"step":', b'"stop":'),
+            (b'"last":', b'"first":'),
+            (b'"worker":1', b'"worker":"1"'),
+            (b'"tensor":', b'"tenser":'),
+        ],
+    )
+    def test_a_file_that_breaks_the_format_is_named(
+        self, job: Path, capsys: pytest.CaptureFixture[str], old: bytes, new: bytes
+    ) -> None:
+        path = job / "server-0" / "comm.json"
+        assert run("merge", job) == 0
+        for each in (path, job / "trace.json"):
+            before = each.read_bytes()
+            assert old in before
+            each.write_bytes(before.replace(old, new))
+        assert run("merge", job, "-o", job / "other.json") == 1
         assert f"{path}: no valid trace: " in capsys.readouterr().err
+        assert run("summary", job / "trace.json") == 1
+        assert f"{job / 'trace.json'}: no valid trace: " in capsys.readouterr().err
+
+    def test_what_was_merged_is_no_process_whatever_it_is_called(self, job: Path) -> None:
+        (job / "all").mkdir()
+        for _ in range(2):
+            assert run("merge", job, "-o", job / "all" / "comm.json") == 0
+        assert len(traces.load(job / "all" / "comm.json")["otherData"]["processes"]) == 3
 
     def test_nothing_to_merge(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert run("merge", tmp_path) == 1
