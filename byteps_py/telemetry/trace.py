@@ -142,8 +142,10 @@ class Trace:
                 self._claim.unlink(missing_ok=True)
 
     def _over(self) -> None:
-        self._thread = threading.Thread(target=self._write_soon, name="byteps-trace", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._write_soon, name="byteps-trace", daemon=True)
+        with contextlib.suppress(RuntimeError):  # none can be started: the interpreter ends, and finish() will write
+            thread.start()
+            self._thread = thread
 
     def _write_soon(self) -> None:
         self._ends.wait(_STRAGGLE_SECONDS)

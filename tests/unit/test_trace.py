@@ -137,6 +137,25 @@ class TestWriting:
         trace.finish()
         assert path.read_bytes() == before
 
+    def test_where_no_thread_can_be_started_it_is_written_at_the_end(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class NoThread:
+            def __init__(self, **_: object) -> None:
+                """As any."""
+
+            def start(self) -> None:
+                raise RuntimeError("can't create new thread at interpreter shutdown")
+
+        trace, spans = make(tmp_path)
+        monkeypatch.setattr(tracing.threading, "Thread", NoThread)
+        for round_ in (1, 2):
+            step(spans, round_)
+        monkeypatch.undo()
+        assert not list(tmp_path.rglob("*.json"))
+        trace.finish()
+        assert len(traces.spans(tmp_path / "0" / "comm.json")) == 2
+
     def test_what_is_there_is_written_when_the_role_ends_early(self, tmp_path: Path) -> None:
         trace, spans = make(tmp_path)
         step(spans, 1)
