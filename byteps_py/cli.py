@@ -15,6 +15,7 @@ from byteps_py.errors import BytePSError, SettingsError
 from byteps_py.role import Role
 from byteps_py.settings import JobSettings, SchedulerSettings, ServerSettings, read, read_role, why_needless
 from byteps_py.telemetry import logs
+from byteps_py.traces import command as trace_command
 from byteps_py.variables import seconds
 
 __all__ = ["main"]
@@ -94,6 +95,9 @@ def _parser(*, whole: bool = False) -> argparse.ArgumentParser:
         ab_arguments.add_options(compare)
     text = "predict how long an exchange of gradients takes, and how many servers are best"
     _add_plan(commands.add_parser("plan", help=text, allow_abbrev=False))
+    text = "one file of the traces of a job, and what they say in numbers"
+    trace = commands.add_parser("trace", help=text, description=f"{text}; see BYTEPS_TRACE_ON.", allow_abbrev=False)
+    trace_command.add_options(trace)
     text = "print the completion of this command, to be sourced by the shell"
     shell = commands.add_parser("completion", help=text, description=f"{text}.", allow_abbrev=False)
     shell.add_argument("shell", choices=completion.SHELLS, help="for which shell")

@@ -17,6 +17,7 @@
      │    └── StaleEpoch                    a message of an older membership epoch
      ├── AgreementError (ValueError)        workers disagree on shape, dtype, operation, step ...
      ├── UnsupportedError (TypeError)       a dtype, layout or object this package does not carry
+     ├── TraceError                         a file is no trace, or a damaged one
      ├── KernelError                        the native kernels are missing or refused their arguments
      └── NotInitializedError (ValueError)   ``init()`` has not been called, or ``shutdown()`` has
 
@@ -41,6 +42,7 @@ __all__ = [
     "RemoteProtocolError",
     "SettingsError",
     "StaleEpoch",
+    "TraceError",
     "TransportError",
     "TransportTimeout",
     "UnsupportedError",
@@ -112,6 +114,10 @@ class AgreementError(BytePSError, ValueError):
 
 class UnsupportedError(BytePSError, TypeError):
     """A dtype, memory layout or object that byteps_py does not carry."""
+
+
+class TraceError(BytePSError):
+    """A file is no trace of this package, or a damaged one; the message names it."""
 
 
 class KernelError(BytePSError):

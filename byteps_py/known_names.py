@@ -73,15 +73,6 @@ WITHOUT_EFFECT: tuple[Group, ...] = (
         {"BYTEPS_MIN_COMPRESS_BYTES": ("65536",), "BYTEPS_THREADPOOL_SIZE": ("4",)},
     ),
     Group(
-        "no timeline is written yet",
-        {
-            "BYTEPS_TRACE_ON": _OFF,
-            "BYTEPS_TRACE_START_STEP": ("10",),
-            "BYTEPS_TRACE_END_STEP": ("20",),
-            "BYTEPS_TRACE_DIR": (),
-        },
-    ),
-    Group(
         "the speed record is always kept, one point in 10 s or more",
         {"BYTEPS_TELEMETRY_ON": _ON, "BYTEPS_TELEMETRY_INTERVAL": (), "BYTEPS_TELEMETRY_CAPACITY": ()},
     ),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from byteps_py.variables import choice, host, integer, port_range, text, variable
+from byteps_py.variables import boolean, choice, host, integer, port_range, text, variable
 
-__all__ = ["MAX_CONNECTIONS", "NetworkSettings", "TrafficSettings"]
+__all__ = ["MAX_CONNECTIONS", "NetworkSettings", "PlacementSettings", "TrafficSettings"]
 
 MAX_CONNECTIONS = 16
 """Most connections between two processes."""
@@ -46,4 +46,17 @@ class TrafficSettings:
 
     io_threads: int = variable(
         "BYTEPS_IO_THREADS", integer(1, 16), "threads of this process that move bytes to and from TCP connections", 1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementSettings:
+    """For who says which server sums what."""
+
+    mixed_mode: bool = variable(
+        "BYTEPS_ENABLE_MIXED_MODE",
+        boolean(),
+        "each server gets the share of the work that suits its machine: fewer bytes beside a worker; 0: equal shares",
+        True,
+        "1",
     )

@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 
 from byteps_py.binding_settings import BindingSettings, ServerShareSettings, WorkerBindingSettings
 from byteps_py.errors import SettingsError
-from byteps_py.network_settings import MAX_CONNECTIONS, NetworkSettings, TrafficSettings
+from byteps_py.network_settings import MAX_CONNECTIONS, NetworkSettings, PlacementSettings, TrafficSettings
 from byteps_py.record_settings import RecordSettings
 from byteps_py.role import Role
+from byteps_py.trace_settings import TraceSettings, trace_problems
 from byteps_py.variables import (
     Finding,
     Variable,
@@ -42,6 +43,7 @@ __all__ = [
     "RecordSettings",
     "SchedulerSettings",
     "ServerSettings",
+    "TraceSettings",
     "Variable",
     "WorkerSettings",
     "environment",
@@ -79,7 +81,7 @@ class LogSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessSettings(RecordSettings, LogSettings):
+class ProcessSettings(TraceSettings, RecordSettings, LogSettings):
     """For a process of any job, also for one that is a job of its own."""
 
 
@@ -122,19 +124,12 @@ class JobSettings(BindingSettings, NetworkSettings, ProcessSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SchedulerSettings(JobSettings):
+class SchedulerSettings(PlacementSettings, JobSettings):
     """The scheduler's settings."""
 
     log_level: str = _log_level("info")
     kubernetes: bool = variable(
         "DMLC_USE_KUBERNETES", boolean(), "the scheduler listens on all addresses, whatever its own is", False, "0"
-    )
-    mixed_mode: bool = variable(
-        "BYTEPS_ENABLE_MIXED_MODE",
-        boolean(),
-        "each server gets the share of the work that suits its machine: fewer bytes beside a worker; 0: equal shares",
-        True,
-        "1",
     )
 
 
@@ -325,6 +320,7 @@ def _contradictions(values: Mapping[str, Any], origins: Mapping[str, str]) -> It
                 f"{origins[field]}={port} must lie in {origins['port_range']}={ports[0]}-{ports[1]}: every port that "
                 "is listened at does"
             )
+    yield from trace_problems(values)
     num_worker = values.get("num_worker")
     if _several(values) and values.get("num_server") == 0:
         yield "DMLC_NUM_SERVER=0: a job of several workers, or a forced one, needs at least one server"

@@ -31,10 +31,12 @@ class Pace:
         self.matters = False
         self._work = [0] * count
         self._done = [0] * count
+        self._left = 0
 
     def add(self, queue: int, nbytes: int) -> None:
         """Work comes into a queue; :meth:`settle` is to be called after all of it."""
         self._work[queue] += nbytes
+        self._left += nbytes
 
     def settle(self) -> None:
         """Look how different the work is."""
@@ -42,14 +44,13 @@ class Pace:
         self.matters = len(given) > 1 and max(given) > _UNEVEN * min(given)
 
     def take(self, queue: int, nbytes: int) -> None:
-        """Work leaves a queue, done or dropped."""
+        """Work leaves a queue, done or dropped; after the last of all queues, nothing is remembered."""
         self._done[queue] += nbytes
-
-    def reset(self) -> None:
-        """All queues are empty."""
-        self._work = [0] * len(self._work)
-        self._done = [0] * len(self._done)
-        self.matters = False
+        self._left -= nbytes
+        if not self._left:
+            self._work = [0] * len(self._work)
+            self._done = [0] * len(self._done)
+            self.matters = False
 
     def must_wait(self, queue: int, nbytes: int, others: Sequence[Sequence[object]]) -> bool:
         """Whether a queue is ahead of one that is not empty by more than two times ``nbytes``, its next piece.
@@ -60,5 +61,7 @@ class Pace:
             others: all queues; only whether they are empty is looked at.
         """
         work, done = self._work, self._done
-        slowest = min((done[each] / work[each] for each, queued in enumerate(others) if queued), default=1.0)
+        slowest = min(
+            (done[each] / work[each] for each, queued in enumerate(others) if queued and work[each]), default=1.0
+        )
         return done[queue] > slowest * work[queue] + 2 * nbytes

@@ -2,15 +2,15 @@
 
 Small partitions cost messages.  Large ones leave links idle: the results of the first ones come late, the last ones
 travel while nothing else does, and what several workers send to one server meanwhile, another server lacks.  Say a
-partition of ``p`` bytes costs ``o`` seconds beside its bytes; there are ``M / p`` of them.  With ``n`` workers and ``k``
-servers about ``c n max(n, k) p`` bytes' time of a link of ``B`` bytes/s stays unused.  What both take together is least
-at::
+partition of ``p`` bytes costs ``o`` seconds beside its bytes; there are ``M / p`` of them.  With ``n`` workers and
+``k`` servers about ``c n max(n, k) p`` bytes' time of a link of ``B`` bytes/s stays unused.  What both take together is
+least at::
 
     p = sqrt(M B o / (c n max(n, k)))
 
-``o / c`` was measured, see docs/performance.md; under a root, a wrong guess costs little, and the estimate of ``B`` need
-not be good either.  A partition never becomes so small that handling it takes as long as moving it.  Sizes are powers
-of two: 64 KiB is what Linux sends of a TCP connection in one go, and a little more takes twice as many steps.
+``o / c`` was measured, see docs/performance.md; under a root, a wrong guess costs little, and the estimate of ``B``
+need not be good either.  A partition never becomes so small that handling it takes as long as moving it.  Sizes are
+powers of two: 64 KiB is what Linux sends of a TCP connection in one go, and a little more takes twice as many steps.
 
 *Windows* are as small as keeps the busiest links busy, those of the workers or, where these are fewer, of the servers:
 four partitions for a link.  More would wait in the queues of switches, delay the word that a partition has arrived, and

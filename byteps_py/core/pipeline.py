@@ -299,8 +299,9 @@ class Pipeline:
 
     def fail_operation(self, operation_id: int) -> list[Start]:
         """Give an operation up: drop what was not pushed, free what it holds of the windows; returns what goes instead.
+        Does nothing if it is not outstanding.
 
-        Does nothing if it is not outstanding.  If it was under way, its round counts as used: later operations on the
+        If it was under way, its round counts as used: later operations on the
         tensor are pushed as usual, and the servers, which know the cause, reject them.
         """
         operation = self._operations.get(operation_id)
@@ -321,7 +322,6 @@ class Pipeline:
         return None if request is None or request.start.round != round else request
 
     def _release(self, request: _Request) -> None:
-        """Take what ``request`` still holds of its server's window off it."""
         self._in_flight[request.start.server] -= request.nbytes
         request.nbytes = 0
 
@@ -339,9 +339,8 @@ class Pipeline:
     def _drop_unsent(self, operation: _Operation) -> None:
         for server in {partition.server for partition in operation.partitions}:
             queue = self._queues[server]
-            for _, _, index, each in queue:
-                if each is operation:
-                    self._pace.take(server, each.partitions[index].count * each.itemsize)
+            for _, _, index, _ in [entry for entry in queue if entry[3] is operation]:
+                self._pace.take(server, operation.partitions[index].count * operation.itemsize)
             queue[:] = [entry for entry in queue if entry[3] is not operation]
             heapq.heapify(queue)
 
@@ -363,8 +362,6 @@ class Pipeline:
             servers = self._servers
         while servers:
             servers = [server for server in servers if self._start_next(server, starts)]
-        if not any(self._queues):
-            self._pace.reset()
         return starts
 
     def _start_next(self, server: int, starts: list[Start]) -> bool:

@@ -68,8 +68,11 @@ class CopyOut:
         elif target.nbytes:
             self._keys.add(key)
             operation.copying += 1
+            begun = 0.0 if self._times is None else time.monotonic()
             try:
                 self.copy(target, payload, message, far=self._is_far(key, target.nbytes))
+                if self._times is not None:
+                    self._times.copied_out(key, begun)
             finally:
                 operation.copied_out()
                 self._keys.discard(key)
@@ -81,12 +84,9 @@ class CopyOut:
         Raises:
             RemoteProtocolError: as above.
         """
-        begun = 0.0 if self._times is None else time.monotonic()
         self._copy(target, payload, far)
         if not message.intact():
             raise RemoteProtocolError("a result that changed while it was copied")
-        if self._times is not None:
-            self._times.copy_out.add(time.monotonic() - begun)
 
     def _copy(self, target: npt.NDArray[np.uint8], payload: memoryview, far: bool) -> None:
         if self._lock is None or target.nbytes < _LONG_COPY:

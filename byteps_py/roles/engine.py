@@ -57,6 +57,7 @@ class Engine:
         team: OpenMP threads of each.
         wake: called, from an engine thread, when a result is there to be collected.
         timed: whether to count and time the sums.
+        make_times: makes what does so.
 
     Attributes:
         kernels, team: as given.
@@ -64,9 +65,16 @@ class Engine:
     """
 
     def __init__(
-        self, kernels: Kernels, threads: int, team: int, wake: Callable[[], None], *, timed: bool = False
+        self,
+        kernels: Kernels,
+        threads: int,
+        team: int,
+        wake: Callable[[], None],
+        *,
+        timed: bool = False,
+        make_times: Callable[[], SumTimes] = SumTimes,
     ) -> None:
-        self.times = tuple(SumTimes() for _ in range(threads + 1)) if timed else ()
+        self.times = tuple(make_times() for _ in range(threads + 1)) if timed else ()
         self._owners = self.times[-1] if timed else None
         self.kernels = kernels
         self.team = team
@@ -140,7 +148,7 @@ class Engine:
             return self._sum(action, out, team)
         begun = time.monotonic()
         summed = self._sum(action, out, team)
-        times.add(asked, begun)
+        times.add(asked, begun, action.key, action.round)
         return summed
 
     def _sum(self, action: Sum, out: Buffer | None, team: int) -> Summed:

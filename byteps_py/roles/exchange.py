@@ -106,8 +106,8 @@ class Exchange:
         self._reach = Reach(endpoint, list(self._places), settings.lost_timeout)
         self.node: Node | None = None
         if neighbours is not None and engine is not None:
-            copy = CopyOut(kernels, settings.omp_num_threads or 1, lock, None)
-            self.node = make_node(endpoint, neighbours, welcome, self._envelope, engine, copy, self._send, window)
+            out = CopyOut(kernels, settings.omp_num_threads or 1, lock, None)
+            self.node = make_node(endpoint, neighbours, welcome, self._envelope, engine, out, self._send, window, times)
         self._operations: dict[int, TensorOperation] = {}
         self.link: LinkSpeed | None = None
         if settings.partition_bytes is None:
@@ -203,8 +203,7 @@ class Exchange:
         """
         for key, round_, server in self._delivery.due(now):
             self._send(server, [encode(self._envelope.header(Opcode.PULL, key, round_))], now)
-        held = [self.light.tick(now), None if self.node is None else self.node.reducer.tick(now)]
-        held.append(None if self.link is None else self.link.tick(now))
+        held = self.light.tick(now), self.node and self.node.reducer.tick(now), self.link and self.link.tick(now)
         if now >= self._look_due:
             self._look_due = now + _LOOK_SECONDS
             self._stall.check(now)
@@ -282,9 +281,8 @@ class Exchange:
                 self._push(now, start)
         elif header.opcode is Opcode.REJECT:
             self._rejected(now, header, payload, flies)
-        elif header.opcode is Opcode.PROBED:
-            if self.link is not None:
-                self.link.answered(now, header)
+        elif header.opcode is Opcode.PROBED and self.link is not None:
+            self.link.answered(now, header)
         elif header.opcode is Opcode.WAITING:
             self._waits_for(now, header, {rank for (rank,) in RANK_ENTRY.iter_unpack(payload or b"")})
         else:
@@ -362,15 +360,15 @@ class Exchange:
             self.node.over(header.key)
         completed, starts = self._pipeline.finished(header.key, header.round)
         if completed is not None:
-            self._complete(now, completed.operation_id)
+            self._complete(now, completed.operation_id, header)
         self._push_all(now, starts)
 
-    def _complete(self, now: float, identifier: int) -> None:
+    def _complete(self, now: float, identifier: int, header: Header) -> None:
         operation = self._operations.pop(identifier)
         if operation.staging is not None and not operation.borrowed:
             operation.tensor.recycle(operation.staging)
-        if self._times is not None and operation.copied:
-            self._times.copy_in.add(operation.copied)
+        if self._times is not None:
+            self._times.completed(header.key, header.round, operation.submitted, operation.copied)
         self._speed.add(now, int(time.time() * 1000), operation.tensor.spec.nbytes)
         operation.pending.complete(operation.absent)
 

@@ -37,6 +37,7 @@ from byteps_py.telemetry import logs
 from byteps_py.telemetry.metrics import SpeedRecord
 from byteps_py.telemetry.recorder import Member, Recorder, prepare
 from byteps_py.telemetry.stages import Stages
+from byteps_py.telemetry.trace import prepare_trace
 from byteps_py.torchrun import worker_variables
 from byteps_py.transport.host import HostEndpoint
 from byteps_py.types import Operation, Role, TensorSpec
@@ -128,6 +129,11 @@ def _start_logging(settings: LogSettings) -> None:
 def _be_alone(settings: ProcessSettings, role: Role | None) -> Joined:
     _start_logging(settings)
     prepare(settings)
+    if settings.trace_on:
+        _log.warning(
+            "BYTEPS_TRACE_ON=1: this process is a job of its own, in which nothing travels: there is nothing to trace; "
+            "BYTEPS_FORCE_DISTRIBUTED=1 uses a server even for one worker"
+        )
     if role is Role.WORKER:
         _log.warning(
             "this worker runs alone, without the scheduler and the servers: that is what DMLC_NUM_WORKER=1 means; "
@@ -144,6 +150,7 @@ def _join(settings: WorkerSettings) -> Joined:
     _start_logging(settings)
     check_interface(settings)
     prepare(settings)
+    prepare_trace(settings)
     chosen = kernels.select(settings.kernels)
     incarnation = secrets.randbits(64)
     own = HostEndpoint(

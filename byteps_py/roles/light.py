@@ -144,10 +144,10 @@ class Light:
             bundle.view[place : place + nbytes] = bytes_of(source)
             bundle.used = (place + nbytes + _ROUND_UP) & ~_ROUND_UP
             flags = _FLAGS
-            if self._times is not None:
-                self._times.copy_in.add(self._times.clock() - now)
         else:
             flags = _FLAGS_ABSENT
+        if self._times is not None:
+            self._times.joined(bundle, round_, now, source is not None)
         bundle.table += ENTRY_LAYOUT.pack(
             partition.key, round_, step, place, partition.count, 0, tensor.spec.dtype, operation, flags
         )
@@ -189,7 +189,7 @@ class Light:
         if bundle is None or bundle.accepted or not bundle.sent:
             return
         if self._times is not None:
-            self._times.push.add_many(bundle.left, bundle.left * (now - bundle.since))
+            self._times.bundle_accepted(bundle, now)
             bundle.since = now
         self._release(bundle)
         self._delivery.accepted(number, number, now)
@@ -223,7 +223,7 @@ class Light:
         if not message.intact():
             raise RemoteProtocolError("results that changed while they were copied")
         if self._times is not None:
-            self._times.copy_out.add_many(len(arrived), self._times.clock() - begun)
+            self._times.copied_out_together(len(arrived), begun)
         flights = list(arrived.values())
         self._over(now, flights)
         return flights
@@ -303,7 +303,7 @@ class Light:
         if bundle.used:
             frames.append(bundle.view[: bundle.used])
         if self._times is not None:
-            self._times.queue.add_many(count, count * now - bundle.submitted)
+            self._times.bundle_sent(bundle, now)
         bundle.sent = True
         bundle.since = bundle.pushed = now
         self._unaccepted[bundle.server] += bundle.used
@@ -324,7 +324,7 @@ class Light:
             bundle.left -= count
             bundle.pushed = now
             if self._times is not None:
-                self._times.arrived(bundle.accepted, count, count * (now - bundle.since))
+                self._times.arrived(bundle, count, now, flights)
             if not bundle.left:
                 self._end(bundle)
 

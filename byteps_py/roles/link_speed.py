@@ -18,7 +18,7 @@ from byteps_py.roles.neighbours import Peer
 from byteps_py.transport.base import Buffer, Endpoint
 from byteps_py.wire.header import Header, Opcode, encode
 
-__all__ = ["LinkSpeed", "measure_link"]
+__all__ = ["LinkSpeed", "known_speed", "measure_link"]
 
 _BYTES: Final = 64 << 10
 _COUNT: Final = 8
@@ -91,3 +91,10 @@ def measure_link(endpoint: Endpoint, servers: Sequence[Peer], envelope: Envelope
         return None
     server = remote[envelope.sender % len(remote)]
     return LinkSpeed(lambda frames: endpoint.send(server, frames), envelope, now)
+
+
+def known_speed(link: LinkSpeed | None) -> int | None:
+    """Bytes per second: 0 where there is no link to measure, None while it is being measured."""
+    if link is None:
+        return 0
+    return link.bytes_per_second if link.is_known else None

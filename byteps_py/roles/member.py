@@ -24,11 +24,14 @@ from byteps_py.errors import (
 from byteps_py.roles.process import describe_this_process, is_proven_gone
 from byteps_py.roles.software import describe_software
 from byteps_py.settings import JobSettings, WorkerSettings
+from byteps_py.telemetry.clock import ClockProbe
 from byteps_py.transport.base import Endpoint, tcp_address
 from byteps_py.types import Role
 from byteps_py.version import package_version
 from byteps_py.wire.control import (
     Abort,
+    Clock,
+    ClockReply,
     ControlMessage,
     Heartbeat,
     HeartbeatReply,
@@ -70,6 +73,7 @@ class SchedulerLink:
         register: what this process says of itself.
         log: the role's logger.
         now: seconds of a monotonic clock, as in all methods.
+        probe: wants to know the scheduler's clock, once the job is complete; None: nobody does.
 
     Attributes:
         is_over: whether what a method raised has ended this link: the scheduler said so, or is not there. It needs no
@@ -77,12 +81,19 @@ class SchedulerLink:
     """
 
     def __init__(
-        self, endpoint: Endpoint, settings: JobSettings, register: Register, log: logging.Logger, now: float
+        self,
+        endpoint: Endpoint,
+        settings: JobSettings,
+        register: Register,
+        log: logging.Logger,
+        now: float,
+        probe: ClockProbe | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._settings = settings
         self._register = register
         self._log = log
+        self._probe = probe
         address = tcp_address(settings.root_uri, settings.root_port)
         self._address = address.removeprefix("tcp://")
         self._started = self._report_due = now
@@ -121,6 +132,10 @@ class SchedulerLink:
         if isinstance(message, HeartbeatReply):
             self._scheduler = message.scheduler
             return None
+        if isinstance(message, ClockReply):
+            if self._probe is not None:
+                self._probe.take(message.number, message.received, message.replied)
+            return None
         if isinstance(message, Waiting) and message.barrier:
             return message
         if isinstance(message, (Waiting, Notice)):
@@ -155,7 +170,15 @@ class SchedulerLink:
             except BytePSError:
                 self.is_over = True
                 raise
-        return self._heartbeat_due - now
+        wait = self._heartbeat_due - now
+        return wait if self._probe is None or self._job is None else min(wait, self._ask(self._probe))
+
+    def _ask(self, probe: ClockProbe) -> float:
+        """Ask for the scheduler's clock if it is time; returns when to call again."""
+        number = probe.ask()
+        if number is not None:
+            self.send(Clock(number))
+        return probe.wait()
 
     def _note_pause(self, now: float) -> None:
         """A process that was itself stopped has not listened: that is not held against the scheduler.

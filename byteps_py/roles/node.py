@@ -18,6 +18,7 @@ from typing import Final
 
 from byteps_py.core.window import Window
 from byteps_py.errors import ParticipantLeft
+from byteps_py.kernels import Kernels
 from byteps_py.roles.copy_out import CopyOut
 from byteps_py.roles.engine import Engine
 from byteps_py.roles.envelope import Envelope
@@ -25,12 +26,13 @@ from byteps_py.roles.neighbours import Neighbours
 from byteps_py.roles.reducer import Reducer
 from byteps_py.roles.tensors import Tensor
 from byteps_py.roles.upstream import Upstream
+from byteps_py.telemetry.stages import WorkerTimes
 from byteps_py.transport.base import Buffer, Endpoint
 from byteps_py.types import TensorSpec
 from byteps_py.wire.control import Placement, Welcome
 from byteps_py.wire.header import RANK_ENTRY, Flag, Header, Opcode, encode
 
-__all__ = ["Node", "make_node"]
+__all__ = ["Node", "make_node", "node_engine"]
 
 _ASK_SECONDS: Final = 0.1
 
@@ -146,8 +148,18 @@ def make_node(
     copy_out: CopyOut,
     send: Callable[[int, list[Buffer], float], None],
     window: Window,
+    times: WorkerTimes | None,
 ) -> Node:
     """A node with the reducer of this process; the arguments are those of the classes."""
-    upstream = Upstream(envelope, send, welcome, window)
-    reducer = Reducer(endpoint, neighbours, welcome, envelope, engine, copy_out, upstream)
+    heard = None if times is None else times.node
+    upstream = Upstream(envelope, send, welcome, window, None if heard is None else heard.upstream)
+    held = None if heard is None else heard.held
+    reducer = Reducer(endpoint, neighbours, welcome, envelope, engine, copy_out, upstream, held)
     return Node(neighbours, reducer, envelope, send)
+
+
+def node_engine(kernels: Kernels, team: int, wake: Callable[[], None], times: WorkerTimes | None) -> Engine:
+    """What sums for the node; ``times`` is that of the worker."""
+    if times is None or times.node is None:
+        return Engine(kernels, 1, team, wake)
+    return Engine(kernels, 1, team, wake, timed=True, make_times=times.node.sums)

@@ -21,6 +21,7 @@ Not thread-safe: the caller holds the worker's lock, which is let go while a lar
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -38,6 +39,7 @@ from byteps_py.roles.member import worker_identity
 from byteps_py.roles.neighbours import Neighbours
 from byteps_py.roles.results import Results
 from byteps_py.roles.upstream import Passage, Upstream
+from byteps_py.telemetry.stages import Held
 from byteps_py.transport.base import Endpoint, Message
 from byteps_py.types import DType
 from byteps_py.wire.control import Placement, Welcome
@@ -60,6 +62,7 @@ class Reducer:
         engine: sums; a finished sum is collected by :meth:`advance`.
         copy_out: copies results.
         upstream: to the servers.
+        held: hears of contributions and replies; None: nobody asks.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Reducer:
         engine: Engine,
         copy_out: CopyOut,
         upstream: Upstream,
+        held: Held | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._neighbours = neighbours
@@ -82,7 +86,8 @@ class Reducer:
         self._members = {worker_identity(each.incarnation): each for each in neighbours.members}
         self._sums = NodeSums(welcome.participants, welcome.participants[welcome.rank].node)
         self._results = Results(endpoint)
-        self._answers = Answers(endpoint, envelope, welcome, None)
+        self._held = held
+        self._answers = Answers(endpoint, envelope, welcome, held)
         self._contributors: dict[int, int] = {}
         self._copying: set[int] = set()
 
@@ -116,7 +121,11 @@ class Reducer:
             if header.flags & Flag.PARTIAL:
                 raise RemoteProtocolError("the sum of a node goes to its server")
             if message.intact():
-                self._perform(now, self._sums.push(pushed(header, payload, message)))
+                actions = self._sums.push(pushed(header, payload, message))
+                if self._held is not None and isinstance(actions[0], Accept):
+                    size = len(self._members)
+                    self._held.arrived(header.key, header.round, header.sender, now, size=size)
+                self._perform(now, actions)
             else:
                 self._pull(now, header)
         elif header.opcode is Opcode.PULL:
@@ -239,14 +248,17 @@ class Reducer:
             raise RemoteProtocolError(f"a result for key {key} of another shape")
         if key in self._copying:
             return
+        self._upstream.received(now, key)
         result: memoryview | None = None
         if not header.flags & Flag.ABSENT:
             result = memoryview(b"")
             if payload is not None and payload.nbytes:
                 room = self._room(key, round_, dtype, count)[: payload.nbytes]
                 self._copying.add(key)
+                begun = time.monotonic()
                 try:
                     self._copy_out.copy(np.frombuffer(room, np.uint8), payload, message)
+                    self._upstream.copied(key, begun)
                 finally:
                     self._copying.discard(key)
                 result = room

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -43,6 +43,7 @@ class Rounds:
         incarnation: this process's own random number.
         timed: whether to count and time the contributions.
         patience: see :class:`~byteps_py.roles.answers.Answers`.
+        make_held: makes what counts and times them.
 
     Attributes:
         received: number of data messages of workers.
@@ -57,6 +58,7 @@ class Rounds:
         *,
         timed: bool = False,
         patience: float = 0.0,
+        make_held: Callable[[int], Held] = Held,
     ) -> None:
         self.received = 0
         self._endpoint = endpoint
@@ -71,7 +73,7 @@ class Rounds:
         self._peers = [worker_identity(each.incarnation) for each in welcome.participants]
         nodes = Counter(each.node for each in welcome.participants)
         self._mates = [nodes[each.node] for each in welcome.participants]
-        self._held = Held(len(welcome.participants)) if timed else None
+        self._held = make_held(len(welcome.participants)) if timed else None
         self._answers = Answers(endpoint, self._envelope, welcome, self._held, patience)
 
     @property
@@ -229,9 +231,10 @@ class Rounds:
                 self._perform(self._aggregation.changed(key, round_, changed))
             return
         if self._held is not None:
-            last = max((each.arrived for each in read), default=begun)
-            self._held.bundles_replied([(each.arrived, each.accepted) for each in read], last)
+            self._held.bundles_replied(read, begun, table)
         self._answers.results(range(len(self._peers)), table, out.data)
+        if self._held is not None:
+            self._held.bundles_sent()
 
     def _pull(self, header: Header) -> None:
         """A worker is in doubt; if all that is to be said is that others are missing, say who."""

@@ -33,6 +33,8 @@ from byteps_py.version import package_version
 from byteps_py.wire.control import (
     MAX_CONTROL_BYTES,
     Abort,
+    Clock,
+    ClockReply,
     ControlMessage,
     Finished,
     Inquiry,
@@ -128,6 +130,7 @@ class Scheduler:
         self._hung_up: set[bytes] = set()  # and is not any more
         self._encoded: tuple[ControlMessage, bytes] | None = None
         self._started = self._tick_due = time.monotonic()
+        self._clock_began = time.time_ns() - time.monotonic_ns()
         self.stop: Stop | None = None
         """How the job ended, once it has."""
         address = endpoint.listen(_listening_address(settings))
@@ -179,7 +182,7 @@ class Scheduler:
             self._look_for_losses(now)
 
     def _receive(self, message: Message) -> None:
-        now = time.monotonic()
+        now, received = time.monotonic(), time.monotonic_ns()
         try:
             if len(message.frames) != 1:
                 raise RemoteProtocolError(f"a control message has one frame, this one has {len(message.frames)}")
@@ -191,6 +194,10 @@ class Scheduler:
             return
         if isinstance(control, Inquiry):
             self._send(message.peer, self._describe(control.number, now))
+            return
+        if isinstance(control, Clock):
+            began = self._clock_began
+            self._send(message.peer, ClockReply(control.number, began + received, began + time.monotonic_ns()))
             return
         if isinstance(control, Register) and not self._membership.knows(message.peer):
             self._look_for_losses(now)  # a process that was started anew may take the place of its predecessor

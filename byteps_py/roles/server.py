@@ -26,9 +26,12 @@ from byteps_py.roles.message_log import log_messages
 from byteps_py.roles.rounds import Rounds
 from byteps_py.roles.share import team_of
 from byteps_py.roles.termination import TERMINATED, Termination
+from byteps_py.roles.tracing import ServerTracing
 from byteps_py.settings import MAX_PARTITION_BYTES, ServerSettings
 from byteps_py.telemetry import logs
 from byteps_py.telemetry.recorder import Member, Recorder, prepare
+from byteps_py.telemetry.stages import Held, SumTimes
+from byteps_py.telemetry.trace import prepare_trace
 from byteps_py.transport.base import Endpoint, Message, tcp_address
 from byteps_py.transport.host import HostEndpoint
 from byteps_py.types import Role
@@ -70,6 +73,7 @@ def run(settings: ServerSettings, endpoint: Endpoint | None = None) -> int:
         TransportError: the limit of open files is too low.
     """
     prepare(settings)
+    prepare_trace(settings)
     incarnation = secrets.randbits(64)
     if endpoint is None:
         own = HostEndpoint(
@@ -122,7 +126,10 @@ class Server:
         self._kernels = kernels.select(settings.kernels)
         self._engine: Engine | None = None
         self._recorder: Recorder | None = None
-        self._link = SchedulerLink(endpoint, settings, register, _log, now)
+        self._tracing = ServerTracing(settings, _log) if settings.trace_on else None
+        self._is_timed = settings.stage_times or settings.trace_on
+        probe = None if self._tracing is None else self._tracing.trace.probe
+        self._link = SchedulerLink(endpoint, settings, register, _log, now, probe)
         self._rounds: Rounds | None = None
         self._early: list[Message] = []
         self._early_bytes = 0
@@ -212,7 +219,7 @@ class Server:
         if due is not None:
             timeout = min(timeout, max(0.0, due - now))
         messages = self._endpoint.receive(timeout)
-        arrived = time.monotonic() if self._settings.stage_times else 0.0
+        arrived = time.monotonic() if self._is_timed else 0.0
         for message in messages:
             if message.peer == SCHEDULER:
                 self._receive_control(now, message.frames)
@@ -224,9 +231,11 @@ class Server:
             self._rounds.advance()
 
     def close(self) -> None:
-        """End the engine threads and the record; the endpoint stays open."""
+        """End the engine threads, the record and the trace; the endpoint stays open."""
         if self._engine is not None:
             self._engine.close()
+        if self._tracing is not None:
+            self._tracing.trace.finish()
         if self._recorder is not None:
             self._recorder.close()
 
@@ -283,16 +292,25 @@ class Server:
         settings = self._settings
         team = team_of(settings, welcome, len(os.sched_getaffinity(0)), _log)
         _log.info("engine threads: %d, OpenMP threads each: %d", settings.engine_threads, team)
+        spans = None if self._tracing is None else self._tracing.spans
+        if self._tracing is not None:
+            self._tracing.begin(welcome)
         self._engine = Engine(
-            self._kernels, settings.engine_threads, team, self._endpoint.wake, timed=settings.stage_times
+            self._kernels,
+            settings.engine_threads,
+            team,
+            self._endpoint.wake,
+            timed=self._is_timed,
+            make_times=SumTimes if spans is None else spans.sum_times,
         )
         self._rounds = Rounds(
             self._endpoint,
             self._engine,
             welcome,
             self._incarnation,
-            timed=settings.stage_times,
+            timed=self._is_timed,
             patience=_ACCEPT_SECONDS,
+            make_held=Held if spans is None else spans.held,
         )
         if settings.record is not None:
             self._record(welcome, self._rounds, team)

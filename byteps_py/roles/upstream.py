@@ -9,6 +9,7 @@ Not thread-safe: the caller holds the worker's lock.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 from byteps_py.core.delivery import Delivery
@@ -16,6 +17,7 @@ from byteps_py.core.pipeline import Pipeline, Start
 from byteps_py.core.rejections import Terms
 from byteps_py.core.window import Window
 from byteps_py.roles.envelope import Envelope
+from byteps_py.telemetry.stages import WorkerTimes
 from byteps_py.transport.base import Buffer
 from byteps_py.types import DType, Partition
 from byteps_py.wire.control import Welcome
@@ -28,18 +30,20 @@ class Passage:
     """One sum, from the last contribution of the node to the result.
 
     Attributes:
+        submitted: when it was handed over, in monotonic seconds.
         payload: its bytes, which do not change before the result is here; None if all were absent.
         accepted: whether the server is known to have it.
         waits_for: ranks of other nodes that the server named as missing.
     """
 
-    __slots__ = ("accepted", "contributors", "payload", "round", "terms", "waits_for")
+    __slots__ = ("accepted", "contributors", "payload", "round", "submitted", "terms", "waits_for")
 
     def __init__(self, round_: int, terms: Terms, payload: memoryview | None, contributors: int) -> None:
         self.round = round_
         self.terms = terms
         self.payload = payload
         self.contributors = contributors
+        self.submitted = 0.0
         self.accepted = False
         self.waits_for: tuple[int, ...] = ()
 
@@ -52,6 +56,7 @@ class Upstream:
         send: sends frames to the server of a rank.
         welcome: who is in the job.
         window: of each server.
+        times: hears of sums on their way; None: nobody asks.
     """
 
     def __init__(
@@ -60,7 +65,9 @@ class Upstream:
         send: Callable[[int, list[Buffer], float], None],
         welcome: Welcome,
         window: Window,
+        times: WorkerTimes | None = None,
     ) -> None:
+        self._times = times
         self._envelope = envelope
         self._send = send
         self._pipeline = Pipeline(len(welcome.servers), window, welcome.rank % len(welcome.servers))
@@ -89,6 +96,7 @@ class Upstream:
 
     def push(self, now: float, key: int, passage: Passage) -> None:
         """Send a sum, or let it wait for room in the window."""
+        passage.submitted = now
         self._passages[key] = passage
         self._last_id += 1
         dtype = DType.FLOAT32 if is_wide(passage.terms[0], passage.contributors) else passage.terms[0]
@@ -101,6 +109,8 @@ class Upstream:
         passage = self.find(key, round_)
         if passage is not None:
             passage.accepted = True
+            if self._times is not None:
+                self._times.accepted(key, round_, now)
             self._delivery.accepted(key, round_, now)
             self._push_all(now, self._pipeline.accepted(key, round_))
 
@@ -110,8 +120,18 @@ class Upstream:
         if start is not None:
             self._push(now, start)
 
+    def received(self, now: float, key: int) -> None:
+        """The result is here, and about to be copied; :meth:`finished` follows."""
+        if self._times is not None:
+            self._times.received(key, now)
+
+    def copied(self, key: int, begun: float) -> None:
+        """It has just been copied."""
+        if self._times is not None:
+            self._times.copied_out(key, begun)
+
     def finished(self, now: float, key: int, round_: int) -> None:
-        """The result is here."""
+        """The result is where the node reads it."""
         if self.find(key, round_) is not None:
             del self._passages[key]
             self._delivery.finished(key, round_)
@@ -122,6 +142,8 @@ class Upstream:
         if self.find(key, round_) is not None:
             del self._passages[key]
             self._delivery.dropped(key)
+            if self._times is not None:
+                self._times.dropped(key)
             self._push_all(now, self._pipeline.failed(key, round_)[1])
 
     def tick(self, now: float) -> float | None:
@@ -136,6 +158,8 @@ class Upstream:
 
     def _push(self, now: float, start: Start) -> None:
         passage = self._passages[start.key]
+        if self._times is not None:
+            self._times.sent(start.key, start.round, passage.submitted, time.monotonic())
         dtype, operation, root, step, offset, count = passage.terms
         payload = passage.payload
         header = self._envelope.header(

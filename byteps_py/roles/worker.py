@@ -34,13 +34,16 @@ from byteps_py.roles.exchange import Exchange
 from byteps_py.roles.farewell import MILLISECONDS
 from byteps_py.roles.goodbye import Goodbye
 from byteps_py.roles.groups import Formed
+from byteps_py.roles.link_speed import known_speed
 from byteps_py.roles.member import SCHEDULER, SchedulerLink, worker_registration
 from byteps_py.roles.neighbours import find_neighbours, may_have_neighbours
+from byteps_py.roles.node import node_engine
 from byteps_py.roles.pending import Signal
 from byteps_py.roles.requests import Requests
+from byteps_py.roles.tracing import worker_recording
 from byteps_py.settings import WorkerSettings
 from byteps_py.telemetry.metrics import SpeedRecord
-from byteps_py.telemetry.stages import Stages, WorkerTimes, worker_stages
+from byteps_py.telemetry.stages import Stages, worker_stages
 from byteps_py.transport.base import Endpoint
 from byteps_py.types import TensorSpec
 from byteps_py.wire.control import (
@@ -92,8 +95,12 @@ class Worker:
         self._lock = threading.Lock()
         self._commands: deque[Callable[[float], None]] = deque()
         self._ended: BaseException | None = None
-        self._barriers = BarrierCalls(lambda number, signal: self._post(lambda now: self._reach(now, number, signal)))
-        self._times = WorkerTimes() if settings.stage_times else None
+        self._barriers = BarrierCalls(
+            lambda number, signal: self._post(
+                lambda now: self._ask(signal, lambda requests: requests.reach(now, number, signal))
+            )
+        )
+        self._tracing, self._times = worker_recording(settings, _log)
         self._calls = Calls(endpoint, kernels, settings.omp_num_threads or 1, self._times)
         self.submit = self._calls.submit  # without a call between: it is the one that is made often
         self._requests: Requests | None = None
@@ -139,7 +146,7 @@ class Worker:
             BytePSError: the job has ended.
         """
         signal = Formed()
-        self._post(lambda now: self._form(now, ranks, signal))
+        self._post(lambda now: self._ask(signal, lambda requests: requests.form(now, ranks, signal)))
         signal.wait()
         return signal.group
 
@@ -218,6 +225,8 @@ class Worker:
             error = JobAborted(f"the worker thread failed: {raised!r}; please report this with the lines above")
             self._tell(f"failed: {raised!r}")
         finally:
+            if self._is_dying and self._tracing is not None:  # as soon as that is said, the process is gone
+                self._tracing.trace.finish()
             self._has_said.set()
             if self._is_dying:  # and dead before this is over, unless the program has a handler by now
                 time.sleep(2 * MILLISECONDS / 1000)
@@ -244,7 +253,8 @@ class Worker:
             self._endpoint.listen_lanes()
             self._endpoint.hold_lanes()  # what comes before this process knows who is in the job can wait
         register = worker_registration(self._settings, self._incarnation)
-        link = self._link = SchedulerLink(self._endpoint, self._settings, register, _log, time.monotonic())
+        probe = None if self._tracing is None else self._tracing.trace.probe
+        link = self._link = SchedulerLink(self._endpoint, self._settings, register, _log, time.monotonic(), probe)
         requests = self._requests = Requests(link, self._settings.stall_timeout)
         while not self._may_end(time.monotonic()):
             now = time.monotonic()
@@ -264,27 +274,20 @@ class Worker:
     def _run_commands(self, now: float) -> None:
         while self._commands:
             self._commands.popleft()(now)
-        link = None if self._calls.exchange is None else self._calls.exchange.link
-        if link is not None and not link.is_known:
-            return  # the size of partitions follows from it
-        undeclared = self._calls.take_undeclared()
+        exchange = self._calls.exchange
+        speed = None if exchange is None else known_speed(exchange.link)  # the size of partitions follows from it
+        undeclared = [] if speed is None else self._calls.take_undeclared()
         if undeclared:
-            assert self._requests is not None
-            self._requests.declare(now, undeclared, 0 if link is None else link.bytes_per_second)
+            assert self._requests is not None and speed is not None
+            self._requests.declare(now, undeclared, speed)
 
-    def _reach(self, now: float, number: int, signal: Signal) -> None:
+    def _ask(self, signal: Signal, ask: Callable[[Requests], None]) -> None:
+        """Have the scheduler asked something; ``signal`` fails if the job is over."""
         if self._ended is not None:
             signal.fail(self._ended)
             return
         assert self._requests is not None
-        self._requests.reach(now, number, signal)
-
-    def _form(self, now: float, ranks: tuple[int, ...], signal: Formed) -> None:
-        if self._ended is not None:
-            signal.fail(self._ended)
-            return
-        assert self._requests is not None
-        self._requests.form(now, ranks, signal)
+        ask(self._requests)
 
     def _receive_control(self, now: float, frames: Sequence[memoryview]) -> None:
         try:
@@ -326,9 +329,12 @@ class Worker:
         if self._welcome is not None:
             return
         self._welcome = welcome
+        if self._tracing is not None:
+            self._tracing.begin(welcome)
         neighbours = find_neighbours(welcome, self._settings)
         if neighbours is not None:
-            self._engine = Engine(self._kernels, 1, self._settings.omp_num_threads or 1, self._endpoint.wake)
+            team = self._settings.omp_num_threads or 1
+            self._engine = node_engine(self._kernels, team, self._endpoint.wake, self._times)
         exchange = Exchange(
             self._endpoint,
             settings=self._settings,
@@ -350,6 +356,8 @@ class Worker:
         self._welcomed.complete()
 
     def _declared(self, now: float, message: Declared) -> None:
+        if self._tracing is not None:
+            self._tracing.placed(message.placements)
         self._calls.declared(now, message)
         assert self._requests is not None
         self._requests.declared(message.request)
@@ -387,5 +395,7 @@ class Worker:
         while self._commands:  # nobody will perform them any more, which they tell their callers
             self._commands.popleft()(time.monotonic())
         self._endpoint.close()
+        if self._tracing is not None:
+            self._tracing.trace.finish()
         if self._goodbye is None and self._calls.exchange is not None:
             self._on_abort(error)

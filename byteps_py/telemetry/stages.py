@@ -38,16 +38,61 @@ that right.  Adding takes no lock and allocates nothing that stays.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import Final, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-__all__ = ["WORKER_STAGES", "Held", "StageTime", "Stages", "SumTimes", "WorkerTimes", "server_stages", "worker_stages"]
+__all__ = [
+    "WORKER_STAGES",
+    "Arrived",
+    "Carried",
+    "Carrier",
+    "Held",
+    "NodeTimes",
+    "StageTime",
+    "Stages",
+    "SumTimes",
+    "WorkerTimes",
+    "server_stages",
+    "worker_stages",
+]
 
 WORKER_STAGES: Final = ("queue", "copy in", "push", "pull", "answer", "copy out")
 SERVER_STAGES: Final = ("accept", "wait for others", "server queue", "sum", "held", "direct")
 
 Stages: TypeAlias = dict[str, tuple[int, float]]
 """Count and seconds by the name of the stage."""
+
+
+class Carrier(Protocol):
+    """A bundle of light tensors as its worker sees it, see :class:`byteps_py.roles.flight.Bundle`; ``table`` has an
+    entry (:mod:`byteps_py.wire.bundle`) for each of its ``keys``, and is not used again for another bundle."""
+
+    number: int
+    server: int
+    keys: list[int]
+    table: bytearray
+    left: int
+    accepted: bool
+    since: float
+    submitted: float
+
+
+class Carried(Protocol):
+    """One contribution in a bundle."""
+
+    key: int
+
+    @property
+    def bundle(self) -> Carrier: ...
+
+
+class Arrived(Protocol):
+    """A bundle as a server has it, see :class:`byteps_py.roles.lent.Bundle`."""
+
+    rank: int
+    number: int
+    arrived: float
+    accepted: bool
 
 
 class StageTime:
@@ -82,7 +127,15 @@ class _Way:
 
 
 class WorkerTimes:
-    """The stages of a worker. All methods belong to its thread; times are seconds of :func:`time.monotonic`."""
+    """The stages of a worker. All methods belong to its thread; times are seconds of :func:`time.monotonic`.
+
+    Here is where each stage begins and ends; a trace (:mod:`byteps_py.telemetry.spans`) hears of it by the same calls.
+
+    Attributes:
+        node: hear of what is done for the other workers of the node; None where nobody asks.
+    """
+
+    node: NodeTimes | None = None
 
     __slots__ = ("_ways", "answer", "copy_in", "copy_out", "pull", "push", "queue")
 
@@ -124,12 +177,52 @@ class WorkerTimes:
         """Its operation has failed."""
         self._ways.pop(key, None)
 
-    def arrived(self, accepted: bool, count: int, seconds: float) -> None:
-        """Results of partitions that travelled together are here, in sum so long after that message was sent, or
-        accepted."""
+    def copied_out(self, key: int, begun: float) -> None:
+        """Its result has just been copied, since ``begun``."""
+        del key
+        self.copy_out.add(time.monotonic() - begun)
+
+    def completed(self, key: int, round: int, submitted: float, copied: float) -> None:
+        """An operation is over, of which ``key`` is a partition; it was submitted then, after a copy that took so long,
+        0 if there was none."""
+        del key, round, submitted
+        if copied:
+            self.copy_in.add(copied)
+
+    def joined(self, bundle: Carrier, round: int, begun: float, copied: bool) -> None:
+        """A contribution that was submitted at ``begun`` is about to be added to the table of ``bundle``."""
+        del bundle, round
+        if copied:
+            self.copy_in.add(self.clock() - begun)
+
+    def bundle_sent(self, bundle: Carrier, now: float) -> None:
+        """All in it are sent."""
+        count = len(bundle.keys)
+        self.queue.add_many(count, count * now - bundle.submitted)
+
+    def bundle_accepted(self, bundle: Carrier, now: float) -> None:
+        """A server has them; called once, before that is noted in ``bundle``."""
+        self.push.add_many(bundle.left, bundle.left * (now - bundle.since))
+
+    def copied_out_together(self, count: int, begun: float) -> None:
+        """So many results of one message have just been copied."""
+        self.copy_out.add_many(count, self.clock() - begun)
+
+    def arrived(self, bundle: Carrier, count: int, now: float, flights: Sequence[Carried]) -> None:
+        """So many results of ``bundle`` came at ``now``; they are among ``flights`` and not in ``bundle.left``."""
+        del flights
+        seconds = count * (now - bundle.since)
         self.pull.add_many(count, seconds)
-        if not accepted:
+        if not bundle.accepted:
             self.answer.add_many(count, seconds)
+
+
+class NodeTimes(NamedTuple):
+    """What hears of the work of one who sums for its node: of contributions, of sums, of these on their way."""
+
+    held: Held
+    sums: Callable[[], SumTimes]
+    upstream: WorkerTimes
 
 
 class SumTimes:
@@ -141,8 +234,9 @@ class SumTimes:
         self.queue = StageTime()
         self.sum = StageTime()
 
-    def add(self, asked: float, begun: float) -> None:
-        """A sum that was asked for and begun then has just been done."""
+    def add(self, asked: float, begun: float, key: int = -1, round: int = 0) -> None:
+        """A sum that was asked for and begun then has just been done; without a key it was one of many keys."""
+        del key, round
         self.queue.add(begun - asked)
         self.sum.add(time.monotonic() - begun)
 
@@ -227,19 +321,25 @@ class Held:
         """A worker is about to be told that a bundle which arrived then is here."""
         self.accept.add(now - arrived)
 
-    def bundles_replied(self, bundles: Iterable[tuple[float, bool]], last: float) -> None:
+    def bundles_replied(self, bundles: Sequence[Arrived], begun: float, table: Any) -> None:
         """Results of many are about to be handed to the socket.
 
         Args:
-            bundles: those that they are made of: when each arrived, and whether its sender was told so.
-            last: when the last of them arrived.
+            bundles: those that they are made of.
+            begun: when they began to be summed.
+            table: what they are, dtype :data:`~byteps_py.wire.bundle.ENTRY`.
         """
+        del table
         now = time.monotonic()
-        for arrived, accepted in bundles:
-            self.wait.add(max(0.0, last - arrived))
-            self.held.add(now - arrived)
-            if not accepted:
-                self.direct.add(now - arrived)
+        last = max((each.arrived for each in bundles), default=begun)
+        for each in bundles:
+            self.wait.add(max(0.0, last - each.arrived))
+            self.held.add(now - each.arrived)
+            if not each.accepted:
+                self.direct.add(now - each.arrived)
+
+    def bundles_sent(self) -> None:
+        """They have been handed to the socket."""
 
 
 def worker_stages(times: WorkerTimes | None) -> Stages:

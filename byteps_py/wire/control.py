@@ -13,6 +13,7 @@ import msgspec
 from byteps_py.errors import LocalProtocolError, RemoteProtocolError
 from byteps_py.types import Participant, Role, ServerInfo
 from byteps_py.wire.checks import list_problem, local_rank_problem
+from byteps_py.wire.clock import Clock, ClockReply, clock_problem
 from byteps_py.wire.declarations import (
     MAX_DIMENSIONS,
     MAX_NAME,
@@ -43,6 +44,8 @@ __all__ = [
     "Bye",
     "Child",
     "ChildEnded",
+    "Clock",
+    "ClockReply",
     "Conflict",
     "ControlMessage",
     "Declare",
@@ -271,6 +274,8 @@ ControlMessage: TypeAlias = (
     | BarrierDone
     | Heartbeat
     | HeartbeatReply
+    | Clock
+    | ClockReply
     | Bye
     | Left
     | ChildEnded
@@ -356,6 +361,8 @@ def _problem(message: ControlMessage) -> str | None:
         return ranks_problem(message.ranks)
     if isinstance(message, Welcome):
         return list_problem("participant", message.participants) or list_problem("server", message.servers)
+    if isinstance(message, ClockReply):
+        return clock_problem(message)
     if isinstance(message, Vouch):
         return local_rank_problem(message.local_size, [child.local_rank for child in message.children])
     return None

@@ -61,8 +61,8 @@ class Placement(msgspec.Struct, frozen=True, array_like=True):
 class Declared(ControlStruct, frozen=True, tag="declared"):
     """Placements of the tensors of one Declare, in its order, without those in conflict.
 
-    ``partition_bytes`` is the size that partitions have had at most so far; ``window_bytes`` is how much should be on the
-    way from a worker to a server without being accepted, 0 where that was not chosen.
+    ``partition_bytes`` is the size that partitions have had at most so far; ``window_bytes`` is how much should be on
+    the way from a worker to a server without being accepted, 0 where that was not chosen.
     """
 
     request: Natural

@@ -168,6 +168,8 @@ messages: st.SearchStrategy[Any] = st.one_of(
     st.builds(control.Barrier, number=positive),
     st.builds(control.BarrierDone, number=positive),
     st.builds(control.HeartbeatReply, scheduler=processes),
+    st.builds(control.Clock, number=natural),
+    st.tuples(u64, u64).map(lambda two: control.ClockReply(1, min(two), max(two))),
     st.builds(control.Left, rank=natural),
     st.builds(
         control.ChildEnded,

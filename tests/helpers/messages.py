@@ -250,6 +250,10 @@ CONTROL: dict[str, ControlMessage] = {
     "barrier-done": control.BarrierDone(number=300),
     "heartbeat": control.Heartbeat(job=JOB),
     "heartbeat-reply": control.HeartbeatReply(scheduler=PROCESS),
+    "clock": control.Clock(number=300),
+    "clock-reply": control.ClockReply(
+        number=300, received=1_764_400_000_000_000_000, replied=1_764_400_000_000_012_345
+    ),
     "bye": control.Bye(),
     "left": control.Left(rank=1),
     "child-ended": control.ChildEnded(

@@ -15,10 +15,13 @@ from byteps_py.errors import BytePSError, JobAborted, JobRefused, RemoteProtocol
 from byteps_py.roles.member import SCHEDULER, SchedulerLink, worker_identity
 from byteps_py.roles.process import describe_this_process
 from byteps_py.settings import JobSettings
+from byteps_py.telemetry.clock import ClockProbe
 from byteps_py.transport.loopback import LoopbackEndpoint, LoopbackNetwork
 from byteps_py.types import Role
 from byteps_py.wire.control import (
     Abort,
+    Clock,
+    ClockReply,
     ControlMessage,
     Heartbeat,
     HeartbeatReply,
@@ -50,14 +53,14 @@ WELCOME = Welcome(job=1, epoch=1, rank=0, participants=(), servers=())
 class Pair:
     """A link and the endpoint that stands for its scheduler."""
 
-    def __init__(self, launch_id: str = "", **changed: float) -> None:
+    def __init__(self, launch_id: str = "", probe: ClockProbe | None = None, **changed: float) -> None:
         network = LoopbackNetwork()
         self.scheduler = network.endpoint(b"s")
         self.scheduler.listen("tcp://127.0.0.1:9")
         settings = dataclasses.replace(SETTINGS, **changed)  # type: ignore[arg-type]
         log = logging.getLogger("byteps_py.test")
         register = msgspec.structs.replace(REGISTER, launch_id=launch_id)
-        self.link = SchedulerLink(network.endpoint(b"m"), settings, register, log, 100.0)
+        self.link = SchedulerLink(network.endpoint(b"m"), settings, register, log, 100.0, probe)
 
     def sent(self) -> list[ControlMessage]:
         return [decode_control(each.frames[0]) for each in self.scheduler.receive(0)]
@@ -78,6 +81,26 @@ def test_it_registers_and_sends_heartbeats_at_once_and_then_in_time() -> None:
     assert pair.answer(105.1, WELCOME) == WELCOME
     pair.link.tick(110.0)
     assert pair.sent() == [Heartbeat(1)], "the number of the run, from the Welcome"
+
+
+def test_the_clock_is_asked_for_from_the_welcome_on_and_nobody_waits_for_it() -> None:
+    clock = [0]
+    pair = Pair(probe=ClockProbe(lambda: clock[0], lambda: 0))
+    pair.link.tick(100.5)
+    assert pair.sent() == [REGISTER, Heartbeat()]
+    pair.answer(100.5, WELCOME)
+    assert pair.link.tick(100.6) == pytest.approx(0.4), "the next heartbeat"
+    assert pair.sent() == [Clock(1)]
+    clock[0] = 2000
+    assert pair.answer(100.7, ClockReply(1, 5_000_001_000, 5_000_001_000)) is None
+    pair.link.tick(100.7)
+    assert pair.sent() == [Clock(2)], "one exchange follows the other at first"
+    pair.link.tick(100.8)
+    assert pair.sent() == []
+
+
+def test_an_answer_that_nobody_asked_for_changes_nothing() -> None:
+    assert Pair().answer(100, ClockReply(1, 5, 6)) is None
 
 
 def test_refusal_and_abort_become_exceptions() -> None:

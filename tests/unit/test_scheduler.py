@@ -33,6 +33,8 @@ from byteps_py.types import Role
 from byteps_py.wire.control import (
     Abort,
     Bye,
+    Clock,
+    ClockReply,
     ControlMessage,
     Finished,
     Heartbeat,
@@ -333,6 +335,26 @@ class TestMessages:
         two.expect(Finished)
         assert job.end() == 0
         assert len([text for _, _, text in caplog.record_tuples if text.startswith("ignored from w66")]) == 1
+
+    def test_anybody_may_ask_for_the_clock(self, network: LoopbackNetwork) -> None:
+        job = Running(network)
+        job.wait_until_listening()
+        stranger = Peer(network, alone(worker(66)))
+        one, two = job.peer(WORKER), job.peer(SERVER)
+        one.expect(Welcome)
+        for peer in (stranger, one):
+            peer.send(Clock(41))
+            peer.send(Clock(42))
+            first, second = peer.expect(ClockReply), peer.expect(ClockReply)
+            assert isinstance(first, ClockReply)
+            assert isinstance(second, ClockReply)
+            assert (first.number, second.number) == (41, 42)
+            assert first.received <= first.replied <= second.received <= second.replied
+            assert abs(first.received - time.time_ns()) < 60e9
+        one.send(Bye())
+        two.expect(Finished)
+        assert stranger.messages() == []
+        assert job.end() == 0
 
     def test_bad_bytes_of_a_member_do_not_throw_it_out(self, network: LoopbackNetwork) -> None:
         job = Running(network)

@@ -138,6 +138,18 @@ def test_every_run_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(list(tmp_path.glob("cell/*/worker-0.jsonl"))) == 2
 
 
+def test_one_that_is_a_job_of_its_own_says_that_there_is_nothing_to_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BYTEPS_TRACE_ON", "1")
+    bps.init()
+    bps.push_pull(np.ones(3, np.float32), name="a")
+    bps.shutdown()
+    assert "BYTEPS_TRACE_ON=1: this process is a job of its own" in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_that_cannot_be_made_fails_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("BYTEPS_AB_RECORD", str(tmp_path / "file"))

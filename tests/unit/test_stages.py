@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,16 @@ from byteps_py.telemetry.stages import (
     server_stages,
     worker_stages,
 )
+
+
+@dataclass
+class Bundle:
+    """As a server has it."""
+
+    rank: int
+    number: int
+    arrived: float
+    accepted: bool
 
 
 @pytest.fixture
@@ -135,7 +146,8 @@ class TestServer:
         held = Held(2)
         held.bundle_accepted(10.0, 10.5)
         clock(14.0)
-        held.bundles_replied([(10.0, True), (12.0, False)], 12.0)
+        bundles = [Bundle(rank=0, number=1, arrived=10.0, accepted=True), Bundle(1, 1, 12.0, accepted=False)]
+        held.bundles_replied(bundles, 13.0, None)
         found = server_stages(held, [])
         assert (found["accept"], found["wait for others"]) == ((1, 0.5), (2, 2.0))
         assert (found["held"], found["direct"]) == ((2, 6.0), (1, 2.0))

@@ -1,0 +1,1 @@
+"""Traces after the job: all processes in one file, and what they say in numbers."""

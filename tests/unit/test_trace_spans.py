@@ -1,0 +1,235 @@
+"""What a trace keeps: which steps, how much of it, and when it is over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from byteps_py.telemetry.server_spans import ServerSpans
+from byteps_py.telemetry.spans import WorkerSpans
+from byteps_py.telemetry.stages import WorkerTimes, worker_stages
+from byteps_py.telemetry.timeline import worker_groups
+from byteps_py.telemetry.window import Window
+from byteps_py.wire.bundle import ENTRY, ENTRY_LAYOUT
+
+
+@dataclass
+class Bundle:
+    """As a worker has it."""
+
+    number: int
+    keys: list[int]
+    table: bytearray = field(default_factory=bytearray)
+    left: int = 0
+    server: int = 0
+    accepted: bool = False
+    since: float = 0.0
+    submitted: float = 0.0
+
+
+@dataclass
+class Flight:
+    key: int
+    bundle: Bundle
+
+
+@dataclass
+class Arrived:
+    """A bundle as a server has it."""
+
+    rank: int
+    number: int
+    arrived: float
+    accepted: bool = False
+
+
+@dataclass
+class Ended:
+    """Counts how often a window says that it is over."""
+
+    times: int = 0
+    window: Window = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.window = Window(2, 3, 1000, self.over)
+
+    def over(self) -> None:
+        self.times += 1
+
+
+def pass_by(times: WorkerTimes, key: int, round_: int) -> None:
+    times.sent(key, round_, 1.0, 2.0)
+    times.accepted(key, round_, 3.0)
+    times.received(key, 4.0)
+    times.copied_out(key, 4.0)
+    times.completed(key, round_, 1.0, 0.5)
+
+
+def join(times: WorkerTimes, bundle: Bundle, key: int, round_: int) -> None:
+    times.joined(bundle, round_, 1.0, copied=True)
+    bundle.table += ENTRY_LAYOUT.pack(key, round_, 0, 0, 10, 0, 0, 0, 0)
+
+
+def carry(times: WorkerTimes, number: int, keys: list[int], round_: int) -> None:
+    bundle = Bundle(number, keys, left=len(keys), since=2.0)
+    for key in keys:
+        join(times, bundle, key, round_)
+    times.bundle_sent(bundle, 2.0)
+    bundle.left = 0
+    times.arrived(bundle, len(keys), 4.0, [Flight(key, bundle) for key in keys])
+
+
+def test_the_steps_of_the_window_are_kept_and_all_are_counted() -> None:
+    spans, plain = WorkerSpans(Window(2, 3)), WorkerTimes()
+    for round_ in range(1, 6):
+        for times in (spans, plain):
+            pass_by(times, 7, round_)
+            times.dropped(8)
+    assert [(each.key, each.round) for each in spans.passages] == [(7, 2), (7, 3)]
+    assert [(each.round, each.submitted, each.copied) for each in spans.finished] == [(2, 1.0, 0.5), (3, 1.0, 0.5)]
+    first = spans.passages[0]
+    assert (first.submitted, first.sent, first.accepted, first.received, first.begun) == (1.0, 2.0, 3.0, 4.0, 4.0)
+    for stage in ("queue", "push", "pull", "copy in"):
+        assert worker_stages(spans)[stage] == worker_stages(plain)[stage]
+
+
+def test_repetitions_change_nothing() -> None:
+    spans = WorkerSpans(Window(1, 2))
+    spans.sent(7, 1, 1.0, 2.0)
+    spans.sent(7, 1, 1.0, 2.5)
+    spans.accepted(7, 1, 3.0)
+    spans.accepted(7, 1, 3.5)
+    spans.received(7, 4.0)
+    spans.received(7, 4.5)
+    (passage,) = spans.passages
+    assert (passage.sent, passage.accepted, passage.received) == (2.0, 3.0, 4.0)
+
+
+def test_it_is_over_when_every_tensor_has_passed_the_last_step() -> None:
+    ended = Ended()
+    spans = WorkerSpans(ended.window)
+    for round_ in (1, 2, 3):
+        for key in (7, 8):
+            assert not ended.times
+            pass_by(spans, key, round_)
+    assert ended.times == 1
+    pass_by(spans, 9, 2)
+    assert len(spans.passages) == 4
+
+
+def test_one_that_comes_more_seldom_is_not_waited_for_for_ever() -> None:
+    ended = Ended()
+    spans = WorkerSpans(ended.window)
+    pass_by(spans, 8, 2)
+    for round_ in (1, 2, 3, 4):
+        pass_by(spans, 7, round_)
+    assert not ended.times
+    pass_by(spans, 7, ended.window.late)
+    pass_by(spans, 8, 3)
+    assert ended.times == 1
+    assert [(each.key, each.round) for each in spans.passages] == [(8, 2), (7, 2), (7, 3)]
+
+
+def test_bundles_are_kept_and_end_the_window_like_others() -> None:
+    ended = Ended()
+    spans, plain = WorkerSpans(ended.window), WorkerTimes()
+    for round_ in (1, 2, 3):
+        assert not ended.times
+        carry(spans, round_, [1, 2, 3], round_)
+        carry(plain, round_, [1, 2, 3], round_)
+    assert ended.times == 1
+    assert [each.number for each in spans.cargo] == [2, 3]
+    assert [entry[:3] for entry in spans.cargo[0].entries()] == [(1, 2, 1.0), (2, 2, 1.0), (3, 2, 1.0)]
+    assert spans.cargo[0].results[0][2] is None
+    for stage in ("queue", "pull", "answer"):
+        assert worker_stages(spans)[stage] == worker_stages(plain)[stage]
+
+
+def test_light_tensors_are_waited_for_by_others() -> None:
+    ended = Ended()
+    spans = WorkerSpans(ended.window)
+    for round_ in (2, 3):
+        pass_by(spans, 7, round_)
+        assert not ended.times
+        carry(spans, round_, [1, 2], round_)
+    assert ended.times == 1
+
+
+def test_results_of_a_bundle_may_come_in_parts() -> None:
+    spans = WorkerSpans(Window(1, 2))
+    bundle = Bundle(1, [1, 2, 3], left=3)
+    for key in bundle.keys:
+        join(spans, bundle, key, 1)
+    spans.bundle_sent(bundle, 2.0)
+    spans.bundle_accepted(bundle, 2.5)
+    bundle.left = 1
+    spans.arrived(bundle, 2, 3.0, [Flight(1, bundle), Flight(3, bundle), Flight(9, Bundle(2, [9]))])
+    bundle.left = 0
+    spans.arrived(bundle, 1, 4.0, [Flight(2, bundle)])
+    (cargo,) = spans.cargo
+    assert [(at, keys) for at, _, keys in cargo.results] == [(3.0, [1, 3]), (4.0, [2])]
+    assert (cargo.sent, cargo.accepted) == (2.0, 2.5)
+
+
+def test_a_bundle_may_begin_before_the_window() -> None:
+    spans = WorkerSpans(Window(2, 3))
+    bundle = Bundle(1, [1, 2, 3])
+    for key, round_ in ((1, 1), (2, 2), (3, 1)):
+        join(spans, bundle, key, round_)
+    assert [entry[:2] for entry in spans.cargo[0].entries()] == [(2, 2), (3, 1)]
+    groups = list(worker_groups(spans, {}, lambda seconds: int(seconds * 1e6), 5.0))
+    assert [[span.details["step"] for span in group if span.name == "tensor 0"] for group in groups] == [[2]]
+
+
+def test_what_there_is_no_room_for_is_counted() -> None:
+    spans = WorkerSpans(Window(1, 10, most=9))
+    for key in range(5):
+        pass_by(spans, key, 1)
+    assert (len(spans.passages), len(spans.finished)) == (1, 2)
+    assert spans.window.dropped == 4 * 4 + 3 * 2
+    carry(spans, 1, [11, 12], 1)
+    assert len(spans.cargo) == 1  # what is begun is kept whole
+    carry(spans, 2, [11, 12], 2)
+    assert len(spans.cargo) == 1
+    assert spans.window.dropped == 4 * 4 + 3 * 2 + 10
+
+
+def table(*rows: tuple[int, int]) -> np.ndarray:
+    found = np.zeros(len(rows), ENTRY)
+    found["key"], found["round"] = zip(*rows, strict=True)
+    return found
+
+
+def test_a_server_knows_who_came_when() -> None:
+    ended = Ended()
+    spans = ServerSpans(ended.window)
+    held, sums = spans.held(2), spans.sum_times()
+    for round_ in (1, 2, 3):
+        held.arrived(7, round_, 1, 10.0)
+        held.arrived(7, round_, 1, 11.0)
+        held.arrived(7, round_, 0, 12.0)
+        sums.add(12.0, 12.5, 7, round_)
+        held.replied(7, round_, 0)
+        assert not ended.times
+        held.replied(7, round_, 1)
+    assert ended.times == 1
+    assert [each.round for each in spans.rounds] == [each.round for each in spans.sums] == [2, 3]
+    assert {rank: at for rank, (at, _) in spans.rounds[0].arrivals.items()} == {1: 10.0, 0: 12.0}
+    assert (spans.rounds[0].replies, held.held.count, sums.sum.count) == (2, 6, 3)
+
+
+def test_a_server_keeps_what_was_summed_at_once() -> None:
+    ended = Ended()
+    spans = ServerSpans(ended.window)
+    held = spans.held(2)
+    for round_ in (1, 2, 3):
+        assert not ended.times
+        held.bundles_replied([Arrived(0, 5, 1.0), Arrived(1, 6, 2.0)], 3.0, table((1, round_), (2, round_)))
+        held.bundles_sent()
+    held.bundles_replied([Arrived(0, 5, 1.0)], 3.0, table((1, 4)))
+    held.bundles_sent()
+    assert ended.times == 1
+    assert [(each.keys, each.rounds) for each in spans.together] == [([1, 2], [2, 2]), ([1, 2], [3, 3])]
+    assert spans.together[0].arrivals == [(0, 5, 1.0), (1, 6, 2.0)]
+    assert held.held.count == 7
