@@ -11,8 +11,8 @@ submitted, then in the order of the partitions.
 Each server has a *window*: the bytes that were pushed and that it has not yet accepted.  The first partition of a queue
 is pushed when it fits into the window, or when nothing else is on the way; smaller ones behind it do not overtake it.
 Where servers have much and little to do, their queues keep in step (:mod:`byteps_py.core.pace`).
-A window opens again when the server has *accepted* a contribution and never waits for a round to complete: else two
-workers that push their tensors in opposite order would wait for each other for ever.
+A window opens again when the server has *accepted* a contribution, not when the round is complete: else two workers
+that push their tensors in opposite order would wait for each other for ever.
 
 The states of one partition of an operation::
 
@@ -234,9 +234,8 @@ class Pipeline:
     def lend(self, tensor_id: int) -> int | None:
         """Take the next round of a tensor with one partition out of this machine's hands: it travels with others.
 
-        Returns:
-            The round, which is under way until :meth:`give_back`; None if another operation is, behind which this one
-            must wait (:meth:`submit`).
+        Returns the round, which is under way until :meth:`give_back`; None if another operation is, behind which this
+        one must wait (:meth:`submit`).
         """
         tensor = self._tensors.get(tensor_id)
         if tensor is None:
@@ -263,13 +262,11 @@ class Pipeline:
 
         None if ``(key, round)`` was not pushed, or has a result already, or belongs to an operation that failed.
         """
-        request = self._request(key, round)
-        return None if request is None else request.start
+        return None if (request := self._request(key, round)) is None else request.start
 
     def accepted(self, key: int, round: int) -> list[Start]:
         """A server has the contribution to ``(key, round)``; returns what may be pushed now."""
-        request = self._request(key, round)
-        if request is None:
+        if (request := self._request(key, round)) is None:
             return []
         request.accepted = True
         self._release(request)
@@ -277,8 +274,7 @@ class Pipeline:
 
     def finished(self, key: int, round: int) -> tuple[Completed | None, list[Start]]:
         """The result of ``(key, round)`` is here, which says too that the contribution was accepted."""
-        request = self._request(key, round)
-        if request is None:
+        if (request := self._request(key, round)) is None:
             return None, []
         del self._requests[key]
         self._release(request)

@@ -203,11 +203,12 @@ class Exchange:
         """
         for key, round_, server in self._delivery.due(now):
             self._send(server, [encode(self._envelope.header(Opcode.PULL, key, round_))], now)
-        held = self.light.tick(now), self.node and self.node.reducer.tick(now), self.link and self.link.tick(now)
+        held = self.light.tick(now), None if self.node is None else self.node.reducer.tick(now)
+        measured = None if self.link is None else self.link.tick(now)
         if now >= self._look_due:
             self._look_due = now + _LOOK_SECONDS
             self._stall.check(now)
-        deadlines = [each for each in (*held, self._delivery.next_deadline()) if each is not None]
+        deadlines = [each for each in (*held, measured, self._delivery.next_deadline()) if each is not None]
         return max(0.0, min(deadlines) - now) if deadlines else _FIRST_LOOK_SECONDS
 
     def advance(self, now: float) -> None:
@@ -221,9 +222,10 @@ class Exchange:
         place = None if node is None else node.left(now, rank)
         if node is None or place is None:
             return
-        for identifier, operation in list(self._operations.items()):
-            error = node.departure(operation.tensor)
-            if error is not None and any(each.server == place for each in self._pipeline.unfinished(identifier)):
+        for identifier, operation in [*self._operations.items()]:
+            if (error := node.departure(operation.tensor)) is not None and any(
+                each.server == place for each in self._pipeline.unfinished(identifier)
+            ):
                 self._fail(now, identifier, error)
 
     def fail_tensor(self, now: float, tensor: Tensor, error: BytePSError) -> None:

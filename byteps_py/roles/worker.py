@@ -95,11 +95,7 @@ class Worker:
         self._lock = threading.Lock()
         self._commands: deque[Callable[[float], None]] = deque()
         self._ended: BaseException | None = None
-        self._barriers = BarrierCalls(
-            lambda number, signal: self._post(
-                lambda now: self._ask(signal, lambda requests: requests.reach(now, number, signal))
-            )
-        )
+        self._barriers = BarrierCalls(self._reach)
         self._tracing, self._times = worker_recording(settings, _log)
         self._calls = Calls(endpoint, kernels, settings.omp_num_threads or 1, self._times)
         self.submit = self._calls.submit  # without a call between: it is the one that is made often
@@ -277,9 +273,12 @@ class Worker:
         exchange = self._calls.exchange
         speed = None if exchange is None else known_speed(exchange.link)  # the size of partitions follows from it
         undeclared = [] if speed is None else self._calls.take_undeclared()
-        if undeclared:
-            assert self._requests is not None and speed is not None
+        if undeclared and speed is not None:
+            assert self._requests is not None
             self._requests.declare(now, undeclared, speed)
+
+    def _reach(self, number: int, signal: Signal) -> None:
+        self._post(lambda now: self._ask(signal, lambda requests: requests.reach(now, number, signal)))
 
     def _ask(self, signal: Signal, ask: Callable[[Requests], None]) -> None:
         """Have the scheduler asked something; ``signal`` fails if the job is over."""
