@@ -207,7 +207,7 @@ class Calls:
         """The scheduler has placed tensors."""
         assert self.exchange is not None
         with self.lock:
-            self.exchange.widen(message.partition_bytes, message.window_bytes)
+            self.exchange.window.widen(message.partition_bytes, message.window_bytes)
             for placement in message.placements:
                 tensor = self._book.find(placement.name)
                 if tensor is None or tensor.placement is not None:

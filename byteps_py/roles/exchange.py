@@ -46,7 +46,6 @@ _log = logging.getLogger("byteps_py.worker")
 _FIRST_LOOK_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 1.0
 _NO_REDUCER: Final = "it takes this process for one that sums for its machine: BYTEPS_LOCAL_REDUCE must be equal there"
-_DEFAULT_CREDIT: Final = 4
 
 
 class Exchange:
@@ -69,6 +68,7 @@ class Exchange:
         received: data messages so far.
         outbox: carries those that are sent.
         light: takes the operations on light tensors.
+        window: of each server.
         link: the measurement of the way to the servers; None where nobody needs to know.
         node: the other workers of the node; None if there are none to sum with.
     """
@@ -98,9 +98,8 @@ class Exchange:
         self._copy_out = CopyOut(kernels, settings.omp_num_threads or 1, lock, times)
         self._peers = connect(endpoint, welcome, neighbours, settings.tcp_connections)
         self._places = {each.name: place for place, each in enumerate(self._peers)}
-        self._credit = settings.credit or None
-        window = self._window = Window(0)
-        self.widen(settings.partition_bytes or 0, 0)
+        window = self.window = Window(0, settings.credit or 0, len(self._peers))
+        window.widen(settings.partition_bytes or 0, 0)
         self._pipeline = Pipeline(len(self._peers), window, welcome.rank % len(self._peers))
         self._delivery = Delivery()
         self._reach = Reach(endpoint, list(self._places), settings.lost_timeout)
@@ -140,12 +139,6 @@ class Exchange:
             return f"{unsent} partitions were not accepted by a server", False
         owed = "" if self.node is None else self.node.owed(now)
         return owed, bool(owed)
-
-    def widen(self, partition_bytes: int, window_bytes: int) -> None:
-        """Partitions are as large as this, and windows should be; unless the user has said how many partitions."""
-        if self._credit is not None or not window_bytes:
-            window_bytes = (self._credit or max(_DEFAULT_CREDIT, len(self._peers))) * partition_bytes
-        self._window.nbytes = max(self._window.nbytes, window_bytes)
 
     def submit(self, now: float, operation: TensorOperation) -> None:
         """Start an operation on a tensor that has been placed."""
@@ -222,10 +215,9 @@ class Exchange:
         place = None if node is None else node.left(now, rank)
         if node is None or place is None:
             return
-        for identifier, operation in [*self._operations.items()]:
-            if (error := node.departure(operation.tensor)) is not None and any(
-                each.server == place for each in self._pipeline.unfinished(identifier)
-            ):
+        for identifier, operation in list(self._operations.items()):
+            error = node.departure(operation.tensor)
+            if error is not None and any(each.server == place for each in self._pipeline.unfinished(identifier)):
                 self._fail(now, identifier, error)
 
     def fail_tensor(self, now: float, tensor: Tensor, error: BytePSError) -> None:
