@@ -55,6 +55,8 @@ class Pace:
     def must_wait(self, queue: int, nbytes: int, others: Sequence[Sequence[object]]) -> bool:
         """Whether a queue is ahead of one that is not empty by more than two times ``nbytes``, its next piece.
 
+        The one that is furthest behind never has to.
+
         Args:
             queue: the queue.
             nbytes: of what is first in it.
@@ -64,4 +66,4 @@ class Pace:
         slowest = min(
             (done[each] / work[each] for each, queued in enumerate(others) if queued and work[each]), default=1.0
         )
-        return done[queue] > slowest * work[queue] + 2 * nbytes
+        return done[queue] > slowest * work[queue] + 2 * nbytes + 1

@@ -151,6 +151,7 @@ class Pipeline:
         self._queues: list[list[tuple[int, int, int, _Operation]]] = [[] for _ in range(num_servers)]
         self._in_flight = [0] * num_servers
         self._pace = Pace(num_servers)
+        self._held = False  # whether a queue waits for another one, which no message about itself will end
         self._tensors: dict[int, _Tensor] = {}
         self._operations: dict[int, _Operation] = {}
         self._requests: dict[int, _Request] = {}
@@ -258,8 +259,7 @@ class Pipeline:
         return self._fill(self._servers) if waiting else []
 
     def find(self, key: int, round: int) -> Start | None:
-        """The Start of an outstanding request: where a result belongs, and what to push again if it is missing.
-
+        """The Start of an outstanding request: where a result belongs, and what to push again if it is missing;
         None if ``(key, round)`` was not pushed, or has a result already, or belongs to an operation that failed.
         """
         return None if (request := self._request(key, round)) is None else request.start
@@ -269,26 +269,23 @@ class Pipeline:
         if (request := self._request(key, round)) is None:
             return []
         request.accepted = True
-        self._release(request)
-        return self._fill((request.start.server,))
+        return self._fill((self._release(request),))
 
     def finished(self, key: int, round: int) -> tuple[Completed | None, list[Start]]:
         """The result of ``(key, round)`` is here, which says too that the contribution was accepted."""
         if (request := self._request(key, round)) is None:
             return None, []
         del self._requests[key]
-        self._release(request)
-        operation = request.operation
+        server, operation = self._release(request), request.operation
         operation.unfinished -= 1
         if operation.unfinished:
-            return None, self._fill((request.start.server,))
+            return None, self._fill((server,))
         self._end(operation)
         return Completed(operation.operation_id), self._fill(self._servers)
 
     def failed(self, key: int, round: int) -> tuple[Failed | None, list[Start]]:
         """``(key, round)`` was rejected: its operation fails, as by :meth:`fail_operation`."""
-        request = self._request(key, round)
-        if request is None:
+        if (request := self._request(key, round)) is None:
             return None, []
         operation_id = request.operation.operation_id
         return Failed(operation_id), self.fail_operation(operation_id)
@@ -317,9 +314,11 @@ class Pipeline:
         request = self._requests.get(key)
         return None if request is None or request.start.round != round else request
 
-    def _release(self, request: _Request) -> None:
+    def _release(self, request: _Request) -> int:
+        """Take what ``request`` still holds of its server's window off it; returns the server."""
         self._in_flight[request.start.server] -= request.nbytes
         request.nbytes = 0
+        return request.start.server
 
     def _enqueue(self, tensor: _Tensor, operation: _Operation) -> None:
         tensor.current = operation
@@ -354,8 +353,8 @@ class Pipeline:
     def _fill(self, servers: Sequence[int]) -> list[Start]:
         """Push what fits to ``servers``, one partition to each in turn, so that none waits for all of another's."""
         starts: list[Start] = []
-        if self._pace.matters:
-            servers = self._servers
+        if self._pace.matters or self._held:
+            servers, self._held = self._servers, False
         while servers:
             servers = [server for server in servers if self._start_next(server, starts)]
         return starts
@@ -372,6 +371,7 @@ class Pipeline:
         if nbytes and in_flight and in_flight + nbytes > self._window.nbytes:
             return False
         if self._pace.matters and self._pace.must_wait(server, nbytes, self._queues):
+            self._held = True
             return False
         self._pace.take(server, nbytes)
         heapq.heappop(queue)

@@ -159,6 +159,7 @@ messages: st.SearchStrategy[Any] = st.one_of(
         request=natural,
         placements=st.lists(placements(), max_size=3).map(tuple),
         partition_bytes=natural,
+        window_bytes=natural,
     ),
     st.builds(control.Conflict, name=text, text=text),
     st.builds(control.FormGroup, request=natural, ranks=ranks),

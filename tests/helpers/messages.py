@@ -240,6 +240,7 @@ CONTROL: dict[str, ControlMessage] = {
             control.Placement("scalar", make_tensor_id(7, 0), (Partition(make_key(make_tensor_id(7, 0), 0), 0, 1, 0),)),
         ),
         partition_bytes=300,
+        window_bytes=301,
     ),
     "conflict": control.Conflict(name="w", text="tensor 'w' is float32 (3,) on worker 0 but int8 (3,) on worker 1"),
     "form-group": control.FormGroup(request=3, ranks=(0, 300)),

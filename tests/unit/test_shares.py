@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from byteps_py.core.seating import server_weights
+from byteps_py.core.seating import effective, server_weights
 from byteps_py.core.shares import Machine, balance
 
 WORKER, SERVER, BOTH = Machine(1, 0), Machine(0, 1), Machine(1, 1)
@@ -105,3 +105,11 @@ class TestWeights:
 
     def test_nodes_of_one_host_count_together(self) -> None:
         assert server_weights([("a", 1), ("a", 1), ("b", 1)], ["a", "b"]) == pytest.approx((1.0, 0.0))
+
+
+def test_how_many_servers_spread_the_work() -> None:
+    assert effective([1.0] * 4) == pytest.approx(4.0)
+    assert effective([0.3, 0.3, 0.1, 0.1, 0.1, 0.1]) == pytest.approx(1 / 0.22)
+    assert effective([5.0, 0.0]) == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="no weight"):
+        effective([0.0, 0.0])

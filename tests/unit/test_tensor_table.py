@@ -356,32 +356,33 @@ class TestChosenSizes:
     def test_by_the_batch_and_the_link(self) -> None:
         table = TensorTable(4, None, workers=4)
         (placement,), _ = table.declare(0, [spec("w", 6_250_000)], 24_000_000)
-        assert table.partition_bytes == 61440
-        assert max(each.count for each in placement.partitions) * 4 <= 61440
-        assert len(placement.partitions) == -(-25_000_000 // 61440)
+        assert (table.partition_bytes, table.window_bytes) == (65536, 65536)
+        assert max(each.count for each in placement.partitions) * 4 <= 65536
+        assert len(placement.partitions) == -(-25_000_000 // 65536)
 
     def test_without_a_link(self) -> None:
         table = TensorTable(4, None, workers=4)
         placement = declare_one(table, spec("w", 4 << 20))
         assert (table.partition_bytes, len(placement.partitions)) == (4 << 20, 4)
+        assert table.window_bytes == 16 << 20
         assert table.take_news() == []
 
     def test_what_is_declared_later_counts_with_what_is_there(self) -> None:
         table = TensorTable(4, None, workers=4)
         sizes = []
         for index in range(3):
-            table.declare(0, [spec(f"w{index}", 4_000_000)], 24_000_000)
+            table.declare(0, [spec(f"w{index}", 2_000_000 * 4**index)], 24_000_000)
             sizes.append(table.partition_bytes)
-        assert sizes == sorted(set(sizes))
-        assert table.declare(1, [spec("w0", 4_000_000)], 10) == TensorTable(4, None, workers=4).declare(
-            0, [spec("w0", 4_000_000)], 24_000_000
+        assert sizes == [32768, 65536, 131072]
+        assert table.declare(1, [spec("w0", 2_000_000)], 10) == TensorTable(4, None, workers=4).declare(
+            0, [spec("w0", 2_000_000)], 24_000_000
         )
 
     def test_what_was_chosen_is_told_once(self) -> None:
         table = TensorTable(4, None, workers=4)
         table.declare(0, [spec("w", 6_250_000)], 24_000_000)
         assert table.take_news() == [
-            "partitions of up to 61440 bytes: 25 MB of tensors, 24 MB/s between workers and servers"
+            "partitions of up to 65536 bytes: 25 MB of tensors, 24 MB/s between workers and servers"
         ]
         table.declare(0, [spec("v", 1000)], 24_000_000)
         assert table.take_news() == []
@@ -389,4 +390,4 @@ class TestChosenSizes:
     def test_a_given_size_is_not_changed(self) -> None:
         table = TensorTable(4, 1 << 20, workers=4)
         table.declare(0, [spec("w", 6_250_000)], 24_000_000)
-        assert table.partition_bytes == 1 << 20
+        assert (table.partition_bytes, table.window_bytes) == (1 << 20, 0)
