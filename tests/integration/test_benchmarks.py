@@ -16,6 +16,7 @@ import pytest
 
 import byteps_py as bps
 from tests.helpers.launches import OWN_GROUP, until
+from tests.helpers.namespaces import why_not
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ("--seconds", "0.001", "--warmup", "0", "--pairs", "1")
@@ -162,3 +163,24 @@ def test_train_step(tmp_path: Path) -> None:
     assert found["alone"][0] > 0
     assert "resnet18, 11.7 M parameters" in out
     assert found["settings"]["variables"]["BYTEPS_TRANSPORT"] == "auto"
+
+
+@needs_torch
+def test_network(tmp_path: Path) -> None:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    words = ("--layout", "mixed", "--workers", "2", "--servers", "1", "--bytes", "1000003", "--tensors", "2")
+    out, found = run(tmp_path, "network", *words, "--mbit", "100", "--steps", "1", "--pairs", "1", "--peer", "gloo")
+    assert found["verified"] is True
+    wanted = {"seconds", "optimum_s", "over_optimum", "peer_seconds", "peer_over_ours", "planned_s"}
+    assert all(found[name] > 0 for name in wanted)
+    assert 5e6 < found["goodput_bytes_per_s"] < 12.5e6
+    assert found["optimum_s"] == pytest.approx(1_000_000 / found["goodput_bytes_per_s"], rel=0.01)
+    assert found["all_seconds"][0][0] > 0.9 * found["optimum_s"]
+    assert "mixed: 2 workers, 1 servers" in out
+
+
+@pytest.mark.parametrize("words", [("--mbit", "0"), ("--layout", "ring"), ("--workers", "1"), ("--servers", "0")])
+def test_network_refuses(tmp_path: Path, words: tuple[str, ...]) -> None:
+    run(tmp_path, "network", *words, status=2)
