@@ -33,6 +33,7 @@ print(link.measure(host, port, seconds=seconds) if host else link.listen(port, s
 """
 _LIMIT_SECONDS = 300.0
 _LAST_CHARACTERS = 2000
+_OF_JOBS = ("DMLC_", "BYTEPS_", "OMP_")
 
 
 @dataclass(frozen=True)
@@ -177,9 +178,8 @@ def made(plan: Plan, mbit: float) -> Iterator[Hosts]:
 
 
 def _environment(*added: Mapping[str, str]) -> dict[str, str]:
-    """Variables of a process: those of this one, but for any DMLC variable, and those added."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("DMLC_")}
-    environ.setdefault("OMP_NUM_THREADS", "1")
+    """Variables of a process: those of this one that say nothing of jobs, and those added."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(_OF_JOBS)}
     for each in added:
         environ |= each
     return environ

@@ -47,7 +47,11 @@ class Job:
         self._nonce = nonce
         self._workers = list(seating.worker_ranks)
         self._tensors = TensorTable(
-            len(seating.servers), partition_bytes, weights=seating.weights, workers=seating.senders
+            len(seating.servers),
+            partition_bytes,
+            weights=seating.weights,
+            workers=seating.senders,
+            has_links=seating.has_links,
         )
         self._groups = Groups(len(seating.participants), list(seating.server_ranks))
         self._announced: set[str] = set()

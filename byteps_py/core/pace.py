@@ -1,69 +1,51 @@
-"""What keeps servers with much work and servers with little in step.
+"""What keeps servers with much work and servers with little in step, within one operation.
 
 Acceptances come from all servers equally fast, so without a rule each gets equally many bytes: one with a third of the
-work would have all of its own early, and the others' links are idle for what they could have had meanwhile.  A queue
-therefore waits while it is further through its work than the one that is furthest behind, by more than a little.
+work would have all of its own early, and the others' links are idle for what they could have had meanwhile.  A
+partition therefore waits while its server is further through its part of the operation than the one that is furthest
+behind, by more than a little.
 
-Work is counted from when all queues were empty.
+Operations do not wait for each other, so priorities are kept; and the server that is furthest behind never waits.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
-__all__ = ["Pace"]
+import msgspec
+
+from byteps_py.types import Partition
+
+__all__ = ["Step", "steps"]
 
 _UNEVEN = 1.25
-"""Where the largest work is this many times the least, queues have to wait for each other."""
+"""Where the largest part is this many times the smallest, servers have to wait for each other."""
+_AHEAD = 2
+"""Partitions by which a server may be ahead."""
 
 
-class Pace:
-    """How far each queue is. Not thread-safe.
-
-    Args:
-        count: number of queues.
+class Step(msgspec.Struct, frozen=True, gc=False):
+    """How far its server is with an operation when a partition is next.
 
     Attributes:
-        matters: whether queues have so different work that they have to wait.
+        done: part of the server's partitions that came before, from 0 to 1.
+        limit: what the one that is furthest behind must have done for this one to go.
     """
 
-    def __init__(self, count: int) -> None:
-        self.matters = False
-        self._work = [0] * count
-        self._done = [0] * count
-        self._left = 0
+    done: float
+    limit: float
 
-    def add(self, queue: int, nbytes: int) -> None:
-        """Work comes into a queue; :meth:`settle` is to be called after all of it."""
-        self._work[queue] += nbytes
-        self._left += nbytes
 
-    def settle(self) -> None:
-        """Look how different the work is."""
-        given = [each for each in self._work if each]
-        self.matters = len(given) > 1 and max(given) > _UNEVEN * min(given)
-
-    def take(self, queue: int, nbytes: int) -> None:
-        """Work leaves a queue, done or dropped; after the last of all queues, nothing is remembered."""
-        self._done[queue] += nbytes
-        self._left -= nbytes
-        if not self._left:
-            self._work = [0] * len(self._work)
-            self._done = [0] * len(self._done)
-            self.matters = False
-
-    def must_wait(self, queue: int, nbytes: int, others: Sequence[Sequence[object]]) -> bool:
-        """Whether a queue is ahead of one that is not empty by more than two times ``nbytes``, its next piece.
-
-        The one that is furthest behind never has to.
-
-        Args:
-            queue: the queue.
-            nbytes: of what is first in it.
-            others: all queues; only whether they are empty is looked at.
-        """
-        work, done = self._work, self._done
-        slowest = min(
-            (done[each] / work[each] for each, queued in enumerate(others) if queued and work[each]), default=1.0
-        )
-        return done[queue] > slowest * work[queue] + 2 * nbytes + 1
+def steps(partitions: Sequence[Partition]) -> list[Step] | None:
+    """For each partition of an operation; None where servers have about equally many, or there is only one."""
+    counts = Counter(each.server for each in partitions)
+    if max(counts.values()) <= _UNEVEN * min(counts.values()):
+        return None
+    before: Counter[int] = Counter()
+    made = []
+    for each in partitions:
+        count, place = counts[each.server], before[each.server]
+        before[each.server] += 1
+        made.append(Step(place / count, (place - _AHEAD) / count))
+    return made

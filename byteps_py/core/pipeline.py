@@ -10,7 +10,7 @@ submitted, then in the order of the partitions.
 
 Each server has a *window*: the bytes that were pushed and that it has not yet accepted.  The first partition of a queue
 is pushed when it fits into the window, or when nothing else is on the way; smaller ones behind it do not overtake it.
-Where servers have much and little to do, their queues keep in step (:mod:`byteps_py.core.pace`).
+Where servers have much and little of an operation, they keep in step (:mod:`byteps_py.core.pace`).
 A window opens again when the server has *accepted* a contribution, not when the round is complete: else two workers
 that push their tensors in opposite order would wait for each other for ever.
 
@@ -42,7 +42,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from byteps_py.core.pace import Pace
+from byteps_py.core.pace import Step, steps
 from byteps_py.core.window import Window
 from byteps_py.types import Partition
 
@@ -104,6 +104,7 @@ class _Operation:
     unsent: int
     unfinished: int
     round: int = 0
+    steps: list[Step] | None = None
 
 
 _LENT = _Operation(0, 0, (), 0, 0, 0, 0, 0)
@@ -150,7 +151,6 @@ class Pipeline:
         self._servers = [(first_server + index) % num_servers for index in range(num_servers)]
         self._queues: list[list[tuple[int, int, int, _Operation]]] = [[] for _ in range(num_servers)]
         self._in_flight = [0] * num_servers
-        self._pace = Pace(num_servers)
         self._held = False  # whether a queue waits for another one, which no message about itself will end
         self._tensors: dict[int, _Tensor] = {}
         self._operations: dict[int, _Operation] = {}
@@ -224,6 +224,7 @@ class Pipeline:
         operation = _Operation(
             operation_id, tensor_id, partitions, 0 if absent else itemsize, priority, self._submitted, count, count
         )
+        operation.steps = None if absent else steps(partitions)
         self._operations[operation_id] = operation
         tensor = self._tensors.setdefault(tensor_id, _Tensor())
         if tensor.current is not None:
@@ -328,14 +329,10 @@ class Pipeline:
             # The first three numbers differ for any two entries, so operations are never compared.
             entry = (-operation.priority, operation.submitted, index, operation)
             heapq.heappush(self._queues[partition.server], entry)
-            self._pace.add(partition.server, partition.count * operation.itemsize)
-        self._pace.settle()
 
     def _drop_unsent(self, operation: _Operation) -> None:
         for server in {partition.server for partition in operation.partitions}:
             queue = self._queues[server]
-            for _, _, index, _ in [entry for entry in queue if entry[3] is operation]:
-                self._pace.take(server, operation.partitions[index].count * operation.itemsize)
             queue[:] = [entry for entry in queue if entry[3] is not operation]
             heapq.heapify(queue)
 
@@ -353,7 +350,7 @@ class Pipeline:
     def _fill(self, servers: Sequence[int]) -> list[Start]:
         """Push what fits to ``servers``, one partition to each in turn, so that none waits for all of another's."""
         starts: list[Start] = []
-        if self._pace.matters or self._held:
+        if self._held:
             servers, self._held = self._servers, False
         while servers:
             servers = [server for server in servers if self._start_next(server, starts)]
@@ -370,10 +367,9 @@ class Pipeline:
         in_flight = self._in_flight[server]
         if nbytes and in_flight and in_flight + nbytes > self._window.nbytes:
             return False
-        if self._pace.matters and self._pace.must_wait(server, nbytes, self._queues):
+        if nbytes and operation.steps is not None and self._is_ahead(operation, index):
             self._held = True
             return False
-        self._pace.take(server, nbytes)
         heapq.heappop(queue)
         operation.unsent -= 1
         self._in_flight[server] = in_flight + nbytes
@@ -381,6 +377,13 @@ class Pipeline:
         self._requests[partition.key] = _Request(start, operation, nbytes)
         starts.append(start)
         return True
+
+    def _is_ahead(self, operation: _Operation, index: int) -> bool:
+        """Whether a partition has to wait for another server's part of its operation."""
+        assert operation.steps is not None
+        limit = operation.steps[index].limit
+        heads = (queue[0] for queue in self._queues if queue)
+        return any(each is operation and operation.steps[place].done < limit for _, _, place, each in heads)
 
     def _progress(self, operation: _Operation) -> Outstanding:
         unaccepted: list[Partition] = []

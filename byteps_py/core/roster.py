@@ -219,6 +219,7 @@ class Roster:
             if self._by_machine and servers and senders
             else None,
             sum(count for _, count in senders),
+            len({each.process.host_id for each in self}) > 1,
         )
 
     def _disagreement(self, member: Member) -> Problem | None:
@@ -350,7 +351,8 @@ def _node_sums(register: Register) -> str:
 
 def _senders(node: Node) -> int:
     """How often a gradient leaves a worker machine."""
-    return len(node) if _node_sums(any_of(node).register) == "off" else 1
+    sums = _node_sums(any_of(node).register) != "off" and len({each.process.host for each in node.values()}) == 1
+    return 1 if sums else len(node)
 
 
 def _together(one: Member, other: Member) -> str:

@@ -15,7 +15,8 @@ __all__ = ["Seating", "effective", "server_weights"]
 class Seating:
     """Everybody in the complete job; the ranks are by peer, in order of rank.
 
-    ``weights`` are the shares of the servers, and ``senders`` how often a gradient leaves a worker machine, in all.
+    ``weights`` are the shares of the servers, ``senders`` how often a gradient leaves a worker machine, in
+    all, and ``has_links`` says whether not everybody is on one machine.
     """
 
     participants: tuple[Participant, ...]
@@ -24,6 +25,7 @@ class Seating:
     server_ranks: dict[bytes, int]
     weights: tuple[float, ...] | None = None
     senders: int = 1
+    has_links: bool = False
 
 
 def server_weights(workers: Sequence[tuple[str, int]], servers: Sequence[str]) -> tuple[float, ...]:

@@ -51,6 +51,10 @@ class _Entry:
     placement: Placement
 
 
+_UNKNOWN_LINK: Final = 125_000_000
+"""Bytes per second that a link is taken to have until somebody has measured one: 1 Gbit/s."""
+
+
 class TensorTable:
     """All tensors of a job. Not thread-safe.
 
@@ -60,6 +64,7 @@ class TensorTable:
             None: chosen for each batch (:func:`~byteps_py.core.partition_size.choose_partition_bytes`).
         weights: the share of each server, in any unit; None: equal ones.
         workers: machines that push, for the choice of the size.
+        has_links: whether a worker and a server are on different machines.
 
     Attributes:
         partition_bytes: the largest size in force so far.
@@ -67,7 +72,13 @@ class TensorTable:
     """
 
     def __init__(
-        self, num_servers: int, partition_bytes: int | None, *, weights: Sequence[float] | None = None, workers: int = 1
+        self,
+        num_servers: int,
+        partition_bytes: int | None,
+        *,
+        weights: Sequence[float] | None = None,
+        workers: int = 1,
+        has_links: bool = True,
     ) -> None:
         if num_servers < 1 or (partition_bytes is not None and partition_bytes < 1):
             raise ValueError(f"num_servers={num_servers} and partition_bytes={partition_bytes} must be at least 1")
@@ -79,6 +90,8 @@ class TensorTable:
         self._chooses = partition_bytes is None
         self._partition_bytes = partition_bytes or LARGEST_PARTITION
         self._workers = workers
+        self._has_links = has_links
+        self._link = _UNKNOWN_LINK
         self._servers = effective(weights)
         self._model_bytes = 0
         self._news: list[str] = []
@@ -99,7 +112,7 @@ class TensorTable:
             rank: the worker that declares.
             specs: in the order of its program, which is also the order of new ids. Each must be possible
                 (:func:`~byteps_py.wire.control.tensor_problem`), as every decoded message is.
-            link: bytes per second that the worker has seen on its way to servers; 0: it does not know of any link.
+            link: bytes per second that the worker has seen on its way to servers; 0: it does not know, or needs none.
 
         Returns:
             Placements of the tensors without conflict, in the order of ``specs``, and the conflicts of the others.
@@ -123,27 +136,30 @@ class TensorTable:
         return placements, tuple(conflicts.values())
 
     def take_news(self) -> list[str]:
-        """What was chosen since the last call, as lines for a log; a size that is about as before is no news."""
+        """What was chosen since the last call, as lines for a log."""
         news, self._news = self._news, []
         return news
 
     def _choose_size(self, specs: Sequence[TensorSpec], link: int) -> None:
         """Settle the size of the partitions of one batch, by everything that is declared with it."""
-        added = sum({each.name: each.nbytes for each in specs if each.name not in self._entries}.values())
-        if not added:
-            return
-        self._model_bytes += added
-        if self._chooses:
-            size = choose_partition_bytes(self._model_bytes, self._workers, self._servers, link or None)
-            window = choose_window_bytes(size, self._workers, len(self._loads), link or None)
-            self.window_bytes = max(self.window_bytes, window)
-            if link and not self._partition_bytes <= size <= 2 * self._partition_bytes:
-                self._news.append(
-                    f"partitions of up to {size} bytes: {self._model_bytes / 1e6:.3g} MB of tensors, "
-                    f"{link / 1e6:.3g} MB/s between workers and servers"
-                )
-            self._partition_bytes = size
+        self._link = link or self._link
+        known = {**self._entries, **self._conflicts}
+        added = sum({each.name: each.nbytes for each in specs if each.name not in known}.values())
+        if added and self._chooses:
+            self._choose(self._model_bytes + added)
         self.partition_bytes = max(self.partition_bytes, self._partition_bytes)
+
+    def _choose(self, model_bytes: int) -> None:
+        link = self._link if self._has_links else None
+        size = choose_partition_bytes(model_bytes, self._workers, self._servers, link)
+        window = choose_window_bytes(size, self._workers, len(self._loads), link)
+        self.window_bytes = max(self.window_bytes, window)
+        if link is not None and size != self._partition_bytes:
+            self._news.append(
+                f"partitions of up to {size} bytes: {model_bytes / 1e6:.3g} MB of tensors, {link / 1e6:.3g} MB/s between "
+                "workers and servers"
+            )
+        self._partition_bytes = size
 
     def _disagreement(self, rank: int, spec: TensorSpec, new: dict[str, TensorSpec]) -> Conflict | None:
         """The conflict of ``spec`` with an earlier declaration; ``new`` are those of the same batch."""
@@ -224,5 +240,6 @@ class TensorTable:
             heapq.heapreplace(self._loads, (load + cost, server))
             pieces[tensor][index] = Partition(piece.key, piece.offset, piece.count, server)
         for index, spec in enumerate(specs):
+            self._model_bytes += spec.nbytes
             placement = Placement(spec.name, ids[index], tuple(pieces[index]))
             self._entries[spec.name] = _Entry(rank, spec, placement)

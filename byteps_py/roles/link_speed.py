@@ -27,9 +27,7 @@ _PATIENCE_SECONDS: Final = 3.0
 """How long is waited for the answers: those that have come then must do."""
 _LEAST_SECONDS: Final = 1e-6
 _KEY: Final = 0
-_SLOW: Final = 10**7
-"""Bytes per second that are assumed where nothing of the train has arrived in time; partitions for it suit faster
-links, too."""
+_FIRST: Final = 1
 
 
 class LinkSpeed:
@@ -41,7 +39,7 @@ class LinkSpeed:
         now: monotonic seconds, as in all methods.
 
     Attributes:
-        bytes_per_second: what was found; 0 before that, and where nothing was found.
+        bytes_per_second: what was found; 0 before that, and where nothing of the train has arrived in time.
         is_known: whether it is over.
     """
 
@@ -52,36 +50,38 @@ class LinkSpeed:
         self._envelope = envelope
         self._deadline = now + _PATIENCE_SECONDS
         self._begun = self._last = now
-        self._answers = 0
-        self._probe(1, 1)
+        self._missing = {_FIRST}
+        self._probe(_FIRST, 1)
 
     def answered(self, now: float, header: Header) -> None:
-        """One of the messages has arrived; an answer out of order is none."""
-        if self.is_known or header.round != self._answers + 1:
+        """One of the messages has arrived; over several connections they may overtake each other."""
+        if self.is_known or header.round not in self._missing:
             return
-        self._answers += 1
+        self._missing.remove(header.round)
         self._last = now
-        if self._answers == 1:
+        if header.round == _FIRST:
             self._begun = now
-            for number in range(2, _COUNT + 2):
+            self._missing = set(range(_FIRST + 1, _FIRST + 1 + _COUNT))
+            for number in self._missing:
                 self._probe(number, _BYTES)
-        elif self._answers > _COUNT:
+        elif not self._missing:
             self._end()
 
     def tick(self, now: float) -> float | None:
-        """End this if it is time to; returns when it will be, None if it is over."""
-        if not self.is_known and now >= self._deadline:
+        """End this if it is time to; returns when it is, None if it was over before."""
+        if self.is_known:
+            return None
+        if now >= self._deadline:
             self._end()
-        return None if self.is_known else self._deadline
+        return self._deadline
 
     def _probe(self, number: int, nbytes: int) -> None:
         self._send([encode(self._envelope.header(Opcode.PROBE, _KEY, number, length=nbytes)), bytes(nbytes)])
 
     def _end(self) -> None:
         self.is_known = True
-        passed = (self._answers - 1) * _BYTES
-        seconds = max(self._last - self._begun, _LEAST_SECONDS)
-        self.bytes_per_second = round(passed / seconds) if passed > 0 else _SLOW
+        passed = 0 if _FIRST in self._missing else (_COUNT - len(self._missing)) * _BYTES
+        self.bytes_per_second = round(passed / max(self._last - self._begun, _LEAST_SECONDS))
 
 
 def measure_link(endpoint: Endpoint, servers: Sequence[Peer], envelope: Envelope, now: float) -> LinkSpeed | None:
