@@ -103,8 +103,8 @@ class _Operation:
     submitted: int
     unsent: int
     unfinished: int
-    round: int = 0
     steps: list[Step] | None = None
+    round: int = 0
 
 
 _LENT = _Operation(0, 0, (), 0, 0, 0, 0, 0)
@@ -133,8 +133,7 @@ class Pipeline:
 
     Args:
         num_servers: number of servers; partitions name them from 0.
-        window: of each server.  Room for as many partitions as there are servers keeps all servers busy when all
-            workers push in the same order.
+        window: of each server; :func:`~byteps_py.core.partition_size.choose_window_bytes` says why it is small.
         first_server: the server that is served first; different workers should start at different ones.
 
     Raises:
@@ -151,7 +150,7 @@ class Pipeline:
         self._servers = [(first_server + index) % num_servers for index in range(num_servers)]
         self._queues: list[list[tuple[int, int, int, _Operation]]] = [[] for _ in range(num_servers)]
         self._in_flight = [0] * num_servers
-        self._held = False  # whether a queue waits for another one, which no message about itself will end
+        self._held = False  # whether a queue waits for another one: no message about itself ends that
         self._tensors: dict[int, _Tensor] = {}
         self._operations: dict[int, _Operation] = {}
         self._requests: dict[int, _Request] = {}
@@ -220,11 +219,10 @@ class Pipeline:
             if not 0 <= partition.server < len(self._servers):
                 raise ValueError(f"{partition} names a server that is not one of the {len(self._servers)} there are")
         self._submitted += 1
-        count = len(partitions)
+        count, on_the_way = len(partitions), 0 if absent else itemsize
         operation = _Operation(
-            operation_id, tensor_id, partitions, 0 if absent else itemsize, priority, self._submitted, count, count
+            operation_id, tensor_id, partitions, on_the_way, priority, self._submitted, count, count, steps(partitions)
         )
-        operation.steps = None if absent else steps(partitions)
         self._operations[operation_id] = operation
         tensor = self._tensors.setdefault(tensor_id, _Tensor())
         if tensor.current is not None:
@@ -260,7 +258,8 @@ class Pipeline:
         return self._fill(self._servers) if waiting else []
 
     def find(self, key: int, round: int) -> Start | None:
-        """The Start of an outstanding request: where a result belongs, and what to push again if it is missing;
+        """The Start of an outstanding request: where a result belongs, and what to push again if it is missing.
+
         None if ``(key, round)`` was not pushed, or has a result already, or belongs to an operation that failed.
         """
         return None if (request := self._request(key, round)) is None else request.start
@@ -293,9 +292,8 @@ class Pipeline:
 
     def fail_operation(self, operation_id: int) -> list[Start]:
         """Give an operation up: drop what was not pushed, free what it holds of the windows; returns what goes instead.
-        Does nothing if it is not outstanding.
 
-        If it was under way, its round counts as used: later operations on the
+        Does nothing if it is not outstanding. If it was under way, its round counts as used: later operations on the
         tensor are pushed as usual, and the servers, which know the cause, reject them.
         """
         operation = self._operations.get(operation_id)
@@ -380,10 +378,8 @@ class Pipeline:
 
     def _is_ahead(self, operation: _Operation, index: int) -> bool:
         """Whether a partition has to wait for another server's part of its operation."""
-        assert operation.steps is not None
-        limit = operation.steps[index].limit
-        heads = (queue[0] for queue in self._queues if queue)
-        return any(each is operation and operation.steps[place].done < limit for _, _, place, each in heads)
+        limit, heads = (operation.steps or [])[index].limit, (queue[0] for queue in self._queues if queue)
+        return any(each is operation and (each.steps or [])[place].done < limit for _, _, place, each in heads)
 
     def _progress(self, operation: _Operation) -> Outstanding:
         unaccepted: list[Partition] = []

@@ -156,8 +156,8 @@ class TensorTable:
         self.window_bytes = max(self.window_bytes, window)
         if link is not None and size != self._partition_bytes:
             self._news.append(
-                f"partitions of up to {size} bytes: {model_bytes / 1e6:.3g} MB of tensors, {link / 1e6:.3g} MB/s between "
-                "workers and servers"
+                f"partitions of up to {size} bytes: {model_bytes / 1e6:.3g} MB of tensors, "
+                f"{link / 1e6:.3g} MB/s between workers and servers"
             )
         self._partition_bytes = size
 

@@ -58,15 +58,27 @@ def test_answers_at_once() -> None:
     assert bench.speed.bytes_per_second > 10**11
 
 
-def test_other_answers_change_nothing() -> None:
+def test_answers_in_any_order_and_some_twice() -> None:
     bench = Bench()
-    for number in (2, 1, 1, 7, 2, 3, 3, 9):
-        bench.answer(number, 100.0 + number / 10)
-    bench.speed.tick(103.0)
+    for number in (2, 1, 1, 5, 4, 4, 9, 3, 12, 8, 7, 6):
+        bench.answer(number, 100.5)
+    assert not bench.speed.is_known
+    bench.answer(2, 101.5)
     assert bench.speed.is_known
-    assert bench.speed.bytes_per_second == pytest.approx(2 * BYTES / 0.2)
+    assert bench.speed.bytes_per_second == COUNT * BYTES
+
+
+def test_what_has_come_in_time_counts() -> None:
+    bench = Bench()
+    for number in (1, 3, 2):
+        bench.answer(number, 100.0 + number / 10)
+    assert bench.speed.tick(102.9) == 103.0
+    assert bench.speed.tick(103.0) == 103.0, "the end is an event, too"
+    assert bench.speed.is_known
+    assert bench.speed.tick(103.1) is None
+    assert bench.speed.bytes_per_second == pytest.approx(2 * BYTES / 0.1, rel=1e-6)
     bench.answer(4, 104.0)
-    assert bench.speed.bytes_per_second == pytest.approx(2 * BYTES / 0.2)
+    assert bench.speed.bytes_per_second == pytest.approx(2 * BYTES / 0.1, rel=1e-6)
 
 
 @pytest.mark.parametrize("answers", [0, 1])
@@ -74,6 +86,6 @@ def test_nothing_has_arrived_in_time(answers: int) -> None:
     bench = Bench()
     for number in range(1, answers + 1):
         bench.answer(number, 102.0)
-    assert bench.speed.tick(102.9) == 103.0
-    assert bench.speed.tick(103.0) is None
-    assert bench.speed.bytes_per_second == 10**7
+    bench.speed.tick(103.0)
+    assert bench.speed.is_known
+    assert bench.speed.bytes_per_second == 0

@@ -360,8 +360,24 @@ class TestChosenSizes:
         assert max(each.count for each in placement.partitions) * 4 <= 65536
         assert len(placement.partitions) == -(-25_000_000 // 65536)
 
-    def test_without_a_link(self) -> None:
+    def test_a_worker_that_has_no_link_does_not_speak_for_the_others(self) -> None:
         table = TensorTable(4, None, workers=4)
+        table.declare(0, [spec("w", 6_250_000)], 0)
+        assert (table.partition_bytes, table.window_bytes) == (131072, 131072)
+        table.declare(1, [spec("v", 6_250_000)], 1_000_000)
+        table.declare(2, [spec("u", 6_250_000)], 0)
+        assert "75 MB of tensors, 1 MB/s" in table.take_news()[-1]
+
+    def test_what_is_refused_does_not_count(self) -> None:
+        table = TensorTable(4, None, workers=4)
+        for _ in range(3):
+            table.declare(0, [spec("w", 3), spec("big", 100_000_000)], 24_000_000)
+            table.declare(1, [spec("big", 100_000_001)], 24_000_000)
+        table.declare(0, [spec("v", 6_250_000)], 1_000_000)
+        assert "425 MB of tensors" in table.take_news()[-1]
+
+    def test_without_a_link(self) -> None:
+        table = TensorTable(4, None, workers=4, has_links=False)
         placement = declare_one(table, spec("w", 4 << 20))
         assert (table.partition_bytes, len(placement.partitions)) == (4 << 20, 4)
         assert table.window_bytes == 16 << 20
