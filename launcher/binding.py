@@ -18,7 +18,7 @@ from byteps_py.launcher.affinity import core_list, describe_cores
 from byteps_py.launcher.topology import Group, Topology
 from byteps_py.variables import examine
 
-__all__ = ["NO_BINDING", "POLICIES", "Binding", "bind"]
+__all__ = ["NO_BINDING", "POLICIES", "Binding", "bind", "offered_cores"]
 
 NO_BINDING = "none"
 POLICIES = (NO_BINDING, "node", "socket", "exclusive", "core-complex")
@@ -77,16 +77,9 @@ def bind(environ: Mapping[str, str], policy: str | None, topology: Topology, wor
     free = topology.cores
     if policy == NO_BINDING:
         return _settle(_Choice(unused=_left(given), reason="--numa-binding=none"), free, free, workers, servers)
-    if policy is None and not wish.numa_on and wish.visible_cores is None:
+    if _is_off(wish, policy):
         return _settle(_Choice(unused=_left(given), reason="BYTEPS_NUMA_ON=0"), free, free, workers, servers)
-    offered = topology.limited(free - wish.cpu_blacklist)
-    if not offered.cores:
-        raise SettingsError(
-            f"{given['cpu_blacklist']} leaves none of the {describe_cores(free)} that this process may run on: name "
-            "fewer"
-        )
-    if not wish.multithreaded_cpu:
-        offered = offered.limited(offered.first_threads())
+    offered = _offered(wish, given, topology)
     devices = _devices(environ, offered, workers)
     if policy is not None:
         sets = _by_policy(policy, offered, devices, workers, servers)
@@ -104,6 +97,39 @@ def bind(environ: Mapping[str, str], policy: str | None, topology: Topology, wor
         reason = " and ".join(_left(given, "cpu_blacklist", "multithreaded_cpu"))
         choice = _Choice(reason=reason, unused=choice.unused)
     return _settle(choice, free, offered.cores, workers, servers, topology)
+
+
+def offered_cores(environ: Mapping[str, str], policy: str | None, topology: Topology) -> int:
+    """How many cores :func:`bind` has to give out, before it is known how many processes there are.
+
+    Args:
+        environ, policy, topology: as for :func:`bind`.
+
+    Raises:
+        SettingsError: none is left.
+    """
+    wish, given = _read(environ)
+    if _is_off(wish, policy):
+        return len(topology.cores)
+    offered = _offered(wish, given, topology)
+    return len(offered.physical if policy == "exclusive" else offered.cores)
+
+
+def _is_off(wish: _Wish, policy: str | None) -> bool:
+    """Whether nothing is bound, and no core kept free."""
+    return policy == NO_BINDING or (policy is None and not wish.numa_on and wish.visible_cores is None)
+
+
+def _offered(wish: _Wish, given: Mapping[str, str], topology: Topology) -> Topology:
+    """What the blacklist and the choice of hardware threads leave."""
+    free = topology.cores
+    offered = topology.limited(free - wish.cpu_blacklist)
+    if not offered.cores:
+        raise SettingsError(
+            f"{given['cpu_blacklist']} leaves none of the {describe_cores(free)} that this process may run on: name "
+            "fewer"
+        )
+    return offered if wish.multithreaded_cpu else offered.limited(offered.first_threads())
 
 
 def _read(environ: Mapping[str, str]) -> tuple[_Wish, dict[str, str]]:
@@ -253,11 +279,15 @@ def _in_turns(topology: Topology) -> list[int]:
     """The nodes in the order in which processes go there: those of the sockets take turns."""
     places = []
     seen: dict[int, int] = {}
-    for index, node in enumerate(topology.nodes):
-        socket = next(number for number, each in enumerate(topology.sockets) if each & node)
+    for index, socket in enumerate(_sockets_of(topology)):
         places.append((seen.get(socket, 0), socket, index))
         seen[socket] = seen.get(socket, 0) + 1
     return [index for _, _, index in sorted(places)]
+
+
+def _sockets_of(topology: Topology) -> list[int]:
+    """The index of the socket of each node."""
+    return [next(number for number, each in enumerate(topology.sockets) if each & node) for node in topology.nodes]
 
 
 def _spread(sizes: Sequence[int], order: Sequence[int], count: int, places: Sequence[int] = ()) -> list[int]:
@@ -280,7 +310,7 @@ def _by_nodes(topology: Topology, devices: tuple[int, ...], workers: int) -> Seq
     out even, so that no core is left idle and no worker is worse off than another; else nothing."""
     nodes = topology.nodes
     sizes = _sizes(topology, nodes)
-    if workers < 2 or len(nodes) < 2 or 4 * min(sizes) < 3 * max(sizes):
+    if workers < 2 or len(nodes) < 2 or -1 in topology.numbers or 4 * min(sizes) < 3 * max(sizes):
         return ()
     if workers % len(nodes) == 0:
         homes = _spread([1] * len(nodes), _in_turns(topology), workers, devices)
@@ -288,9 +318,12 @@ def _by_nodes(topology: Topology, devices: tuple[int, ...], workers: int) -> Seq
             return ()
         return [nodes[home] for home in homes]
     width, rest = divmod(len(nodes), workers)
-    if rest or any(home // width != index for index, home in enumerate(devices)):
+    sockets = _sockets_of(topology)
+    ordered = sorted(range(len(nodes)), key=lambda index: (sockets[index], index))  # numbers may alternate
+    if rest or any(ordered.index(home) // width != index for index, home in enumerate(devices)):
         return ()
-    return [frozenset().union(*nodes[index * width : (index + 1) * width]) for index in range(workers)]
+    together = [ordered[index * width : (index + 1) * width] for index in range(workers)]
+    return [frozenset().union(*(nodes[each] for each in homes)) for homes in together]
 
 
 def _by_quota(wish: _Wish, given: Mapping[str, str], topology: Topology, workers: int) -> Sequence[Group]:
@@ -301,6 +334,11 @@ def _by_quota(wish: _Wish, given: Mapping[str, str], topology: Topology, workers
         return ()
     small = wish.default_quota or max(1, (total - wish.root_quota) // max(1, workers - (wish.root_quota > 0)))
     root = wish.root_quota or total - small * (workers - 1)
+    if workers == 1 and small > total:
+        raise SettingsError(
+            f"{given['default_quota']}: {small} physical cores for each worker but the last, which is the only one "
+            f"here, are more than the {total} that there are: set a lower quota"
+        )
     if root < 1 or small * (workers - 1) + root > total:
         words = " and ".join(_left(given, "default_quota", "root_quota"))
         raise SettingsError(

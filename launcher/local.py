@@ -15,7 +15,7 @@ from byteps_py.errors import SettingsError
 from byteps_py.launcher import affinity, ports
 from byteps_py.launcher.affinity import OpenMP
 from byteps_py.launcher.arguments import AUTO, Options, openmp_words
-from byteps_py.launcher.binding import Binding, bind
+from byteps_py.launcher.binding import Binding, bind, offered_cores
 from byteps_py.launcher.launch import launch, setting
 from byteps_py.launcher.processes import ProcessSpec, module_command
 from byteps_py.launcher.topology import Group, Topology, read_topology
@@ -83,7 +83,7 @@ def plan_job(options: Options, environ: Mapping[str, str], machine: Machine, dra
     inherited, ignored = _inherit(environ)
     notes = [f"the whole job runs here, so these are not used: {' '.join(ignored)}"] if ignored else []
     if options.num_servers == AUTO:
-        notes.append(_why_so_many(workers, servers, machine))
+        notes.append(_why_so_many(workers, servers, _offered(options, environ, machine)))
     notes += [] if servers else notes_without_server(options)
     notes += [_summary(draw, server, worker), *binding.notes]
     common = inherited | {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": str(servers), "PYTHONUNBUFFERED": "1"}
@@ -141,7 +141,7 @@ def _counts(options: Options, environ: Mapping[str, str], machine: Machine) -> t
     forced: bool = setting(environ, "force_distributed")
     needed = workers > 1 or forced
     if options.num_servers == AUTO:
-        return workers, _chosen(workers, machine).servers if needed else 0
+        return workers, _chosen(workers, _offered(options, environ, machine)).servers if needed else 0
     servers = int(needed) if options.num_servers is None else options.num_servers
     if needed and servers == 0:
         reason = f"{workers} workers" if workers > 1 else "BYTEPS_FORCE_DISTRIBUTED=1"
@@ -149,15 +149,19 @@ def _counts(options: Options, environ: Mapping[str, str], machine: Machine) -> t
     return workers, servers
 
 
-def _chosen(workers: int, machine: Machine) -> Choice:
+def _offered(options: Options, environ: Mapping[str, str], machine: Machine) -> int:
+    return offered_cores(environ, options.numa_binding, machine.topology)
+
+
+def _chosen(workers: int, cores: int) -> Choice:
     # Loaded where it is asked for: most jobs are started without.
     from byteps_py.plan.one_host import choose_servers
 
-    return choose_servers(workers, len(machine.topology.cores))
+    return choose_servers(workers, cores)
 
 
-def _why_so_many(workers: int, servers: int, machine: Machine) -> str:
-    reason = _chosen(workers, machine).reason if servers else "one worker needs none"
+def _why_so_many(workers: int, servers: int, cores: int) -> str:
+    reason = _chosen(workers, cores).reason if servers else "one worker needs none"
     return f"-s auto: {plural(servers, 'server')} for {plural(workers, 'worker')}: {reason}"
 
 

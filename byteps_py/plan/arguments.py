@@ -10,6 +10,8 @@ from typing import Any, Final
 from byteps_py.errors import SettingsError
 from byteps_py.plan import units
 from byteps_py.plan.known_models import KNOWN
+from byteps_py.plan.layouts import MOST_SERVERS
+from byteps_py.settings import WorkerSettings, variables_of
 from byteps_py.variables import integer, seconds
 
 __all__ = ["DESCRIPTION", "EPILOG", "LISTEN_PORT", "add_options", "check"]
@@ -40,7 +42,7 @@ examples:
 LISTEN_PORT: Final = 9753
 """Where ``--listen`` listens, and ``--peer`` looks, if no port is given."""
 
-_COUNT: Final = integer(1, 512)
+_COUNT: Final = integer(1, MOST_SERVERS)
 _CORES: Final = integer(1, 4096)
 
 
@@ -48,7 +50,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add all options to the parser of the command, which reads them."""
     job = parser.add_argument_group("the job")
     job.add_argument("--workers", metavar="N", type=_typed(_COUNT), help="machines with workers")
-    job.add_argument("--servers", metavar="MAX", type=_typed(_COUNT), help="most servers (default: twice the workers)")
+    job.add_argument(
+        "--servers",
+        metavar="MAX",
+        type=_typed(_COUNT),
+        help=f"most servers (default: twice the workers, up to {MOST_SERVERS})",
+    )
     job.add_argument(
         "--local-size",
         "--gpus-per-machine",
@@ -78,7 +85,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     machines.add_argument("--cores", metavar="C", type=_typed(_CORES), help="of a worker machine (default: as here)")
     machines.add_argument("--server-cores", metavar="C", type=_typed(_CORES), help="of a server machine (as --cores)")
     machines.add_argument(
-        "--partition-bytes", metavar="SIZE", type=_read(units.parse_bytes), help="instead of what the scheduler chooses"
+        "--partition-bytes", metavar="SIZE", type=_read(_partition_bytes), help="instead of what the scheduler chooses"
     )
     costs = parser.add_argument_group("what was measured")
     costs.add_argument("--measure", action="store_true", help="measure what sums, copies and messages cost here")
@@ -167,6 +174,16 @@ def _read(parse: Callable[[str], Any]) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return read
+
+
+def _partition_bytes(text: str) -> int:
+    """A size as of ``--bytes``, in the range of ``BYTEPS_PARTITION_BYTES``."""
+    size, variable = units.parse_bytes(text), dict(variables_of(WorkerSettings))["partition_bytes"]
+    try:
+        variable.parse(str(size))
+    except ValueError:
+        raise ValueError(f"{text!r} must be {variable.form}, as {variable.name} must") from None
+    return size
 
 
 def _parameters(text: str) -> int:

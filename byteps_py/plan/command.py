@@ -16,6 +16,7 @@ from typing import Final
 from byteps_py.errors import SettingsError
 from byteps_py.plan import arguments, link, measuring, planning, plot, report
 from byteps_py.plan.costs import Costs
+from byteps_py.plan.layouts import MOST_SERVERS
 from byteps_py.plan.planning import Job
 from byteps_py.plan.tensors import Model, read_model
 from byteps_py.plan.units import say_speed
@@ -49,7 +50,8 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str]) -> int:
         environ: of the job that ``--measure`` starts.
 
     Raises:
-        SettingsError: the options do not fit together, or a file cannot be read or written.
+        SettingsError: the options do not fit together, a file cannot be read or written, or a job could not declare
+            the tensors.
         BytePSError: something could not be measured.
     """
     arguments.check(asked)
@@ -128,7 +130,7 @@ def _job(asked: argparse.Namespace, known: Known, model: Model | int) -> Job:
     cores = asked.cores or len(os.sched_getaffinity(0))
     return Job(
         workers=asked.workers,
-        most=asked.servers or 2 * asked.workers,
+        most=asked.servers or min(2 * asked.workers, MOST_SERVERS),
         nbytes=model.nbytes if isinstance(model, Model) else model,
         link=None if asked.one_host else asked.link or known.link,
         one_host=asked.one_host,

@@ -9,13 +9,28 @@ from typing import Final
 from byteps_py.core.shares import Machine
 from byteps_py.plan.model import Prediction
 
-__all__ = ["COLOCATED", "KINDS", "MIXED", "ONE_HOST", "SEPARATE", "Layout", "Row", "best", "counts", "layouts"]
+__all__ = [
+    "COLOCATED",
+    "KINDS",
+    "MIXED",
+    "MOST_SERVERS",
+    "ONE_HOST",
+    "SEPARATE",
+    "Layout",
+    "Row",
+    "best",
+    "counts",
+    "layouts",
+]
 
 SEPARATE: Final = "separate"
 COLOCATED: Final = "colocated"
 MIXED: Final = "mixed"
 ONE_HOST: Final = "one host"
 KINDS: Final = (SEPARATE, COLOCATED, MIXED)
+
+MOST_SERVERS: Final = 512
+"""That are looked at, without those that are on worker machines in any case."""
 
 _ALL_UP_TO: Final = 16
 _PER_DOUBLING: Final = 8

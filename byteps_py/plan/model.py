@@ -120,9 +120,10 @@ def predict(
     """
     _check(machines, model_bytes, link)
     shares = server_shares(machines)
-    senders, hosts = sum(each.senders for each in machines), sum(each.senders > 0 for each in machines)
+    senders = sum(each.senders for each in machines)
     over_link = link if len(machines) > 1 else None
-    size = partition_bytes or choose_partition_bytes(int(model_bytes), hosts, len(shares), over_link)
+    servers = _effective(shares) if over_link else float(len(shares))
+    size = partition_bytes or choose_partition_bytes(int(model_bytes), senders, servers, over_link)
     if placed is None:
         placed = [Placed(share * model_bytes, math.ceil(share * model_bytes / size)) for share in shares]
     elif len(placed) != len(shares):
@@ -136,7 +137,7 @@ def predict(
         # No byte needs a link where the only machine with workers has servers too.
         optimum = load * model_bytes / over_link if load > _NO_LOAD else longest
         busy = max(terms.get(_links(kind), 0.0) for kind in (_WORKER, _SERVER))
-        terms[FILL] = busy * idle_part(size, model_bytes, hosts, len(shares))
+        terms[FILL] = busy * idle_part(size, model_bytes, senders, servers)
     else:
         terms[FILL] = exchange.one_way(min(size, model_bytes))
     ordered = sorted((Term(name, seconds) for name, seconds in terms.items()), key=lambda each: -each.seconds)
@@ -148,6 +149,14 @@ def predict(
         partition_bytes=size,
         shares=tuple(each.nbytes / model_bytes for each in placed),
     )
+
+
+def _effective(shares: Sequence[float]) -> float:
+    """The number of servers as the scheduler counts it: one that has little to do hardly spreads the work."""
+    # Loads NumPy, which the launcher does without: on one machine all servers have equal shares.
+    from byteps_py.core.seating import effective
+
+    return effective(shares)
 
 
 def _links(kind: str) -> str:

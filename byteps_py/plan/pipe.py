@@ -19,14 +19,14 @@ partitions of 64 KiB, four workers: 1.06 times M / B with four servers, 1.05 tim
 1.5 M / B with four beside the workers, 1.16 times 1.2 M / B with two more."""
 
 
-def idle_part(partition_bytes: float, model_bytes: float, workers: int, servers: int) -> float:
+def idle_part(partition_bytes: float, model_bytes: float, workers: int, servers: float) -> float:
     """How much longer than its bytes take an exchange is, over links: 0.1 for a tenth.
 
     Args:
         partition_bytes: of a partition.
         model_bytes: of all tensors, above 0.
-        workers: machines that send.
-        servers: processes that they send to.
+        workers: senders, one for each machine whose workers sum first.
+        servers: that they send to; see :func:`byteps_py.core.seating.effective`.
     """
     idle = _FILL * workers * max(workers, servers) * min(1.0, partition_bytes / model_bytes)
     return idle / math.sqrt(1.0 + idle * idle)

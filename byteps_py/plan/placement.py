@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from byteps_py.core.tensor_table import TensorTable
+from byteps_py.errors import SettingsError
 from byteps_py.plan.model import Placed
 from byteps_py.types import TensorSpec
 from byteps_py.wire.bundle import LIGHT_BYTES
@@ -24,9 +25,14 @@ def place(specs: Sequence[TensorSpec], shares: Sequence[float], partition_bytes:
         specs: of all tensors, declared in one batch.
         shares: that each server should have.
         partition_bytes: largest partition.
+
+    Raises:
+        SettingsError: a job could not declare them; what it would be told of the first that does not fit.
     """
     heavy, light, messages = [0] * len(shares), [0] * len(shares), [0] * len(shares)
-    placements, _ = TensorTable(len(shares), partition_bytes, weights=shares).declare(0, specs)
+    placements, conflicts = TensorTable(len(shares), partition_bytes, weights=shares).declare(0, specs)
+    if conflicts:
+        raise SettingsError(conflicts[0].text)
     by_name = {each.name: each for each in specs}
     for placement in placements:
         spec = by_name[placement.name]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from byteps_py.plan.costs import DEFAULT, Costs
-from byteps_py.plan.layouts import COLOCATED, MIXED, ONE_HOST, SEPARATE, Layout, Row, best, layouts
+from byteps_py.plan.layouts import COLOCATED, MIXED, MOST_SERVERS, ONE_HOST, SEPARATE, Layout, Row, best, layouts
 from byteps_py.plan.model import FILL, Prediction, predict
 from byteps_py.plan.placement import place
 from byteps_py.plan.units import say_seconds
@@ -71,7 +71,11 @@ class Plan:
 
 
 def make(job: Job) -> Plan:
-    """Predict every layout. Equal jobs give equal plans."""
+    """Predict every layout. Equal jobs give equal plans.
+
+    Raises:
+        SettingsError: a job could not declare the tensors; see :func:`place`.
+    """
     rows = tuple(Row(each, _predict(job, each)) for each in layouts(job.workers, job.most, one_host=job.one_host))
     chosen = best(rows)
     return Plan(job, rows, chosen, tuple(_why(job, rows, chosen)))
@@ -122,7 +126,9 @@ def _why(job: Job, rows: Sequence[Row], chosen: Row) -> list[str]:
     place_of = same.index(chosen)
     after = same[place_of + 1] if place_of + 1 < len(same) else None
     if after is None:
-        found.append(f"More than {job.most} servers were not looked at: --servers {2 * job.most}.")
+        further = min(2 * job.most, MOST_SERVERS)
+        hint = f": --servers {further}" if further > job.most else ""
+        found.append(f"More than {job.most} servers were not looked at{hint}.")
     else:
         found.append(_of_more(chosen, after))
     if place_of:

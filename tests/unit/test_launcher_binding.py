@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from byteps_py.errors import SettingsError
 from byteps_py.launcher.affinity import usable_cores
-from byteps_py.launcher.binding import POLICIES, Binding, bind
+from byteps_py.launcher.binding import POLICIES, Binding, bind, offered_cores
 from byteps_py.launcher.topology import Topology, flat, read_topology
 from tests.helpers.leftovers import RUN_MARK
 from tests.helpers.topologies import MACHINES, cores, numbers, topology
@@ -179,6 +179,44 @@ def test_the_line_that_says_what_happened_by_itself(machines: dict[str, Topology
     )
 
 
+def test_nodes_of_one_socket_go_together_whatever_their_numbers(machines: dict[str, Topology]) -> None:
+    """Sockets of the nodes 0 and 2, and 1 and 3."""
+    first, second, third, fourth = machines["AMD, two sockets"].nodes
+    machine = dataclasses.replace(machines["AMD, two sockets"], nodes=(first, third, second, fourth))
+    by_socket = ["0-31,64-95", "32-63,96-127"]
+    assert shown(bind({}, None, machine, 2).workers) == by_socket
+    near, far = (dataclasses.replace(machine, devices=each) for each in ((2, 1), (1, 2)))
+    assert shown(bind({}, None, near, 2).workers) == by_socket
+    assert shown(bind({}, None, far, 2).workers) == [None, None]
+
+
+def test_cores_that_are_in_no_node_leave_all_to_the_kernel(machines: dict[str, Topology]) -> None:
+    machine = dataclasses.replace(machines["two sockets"], numbers=(-1, 0))
+    found = bind({}, None, machine, 2, 1)
+    assert shown([*found.workers, *found.servers, found.others]) == [None] * 4
+    assert found.notes == ()
+    assert shown(bind({}, "node", machine, 2).workers) == ["0-15,32-47", "16-31,48-63"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "policy", "expected"),
+    [
+        ({}, None, 64),
+        ({"BYTEPS_CPU_BLACKLIST": "0-3,99"}, None, 60),
+        ({"BYTEPS_CPU_BLACKLIST": "0-3,99"}, "node", 60),
+        ({"BYTEPS_CPU_BLACKLIST": "0-3,99"}, "none", 64),
+        ({"BYTEPS_CPU_BLACKLIST": "0-3", "BYTEPS_NUMA_ON": "0"}, None, 64),
+        ({"BYTEPS_CPU_BLACKLIST": "0-3", "BYTEPS_NUMA_ON": "0", "BYTEPS_VISIBLE_CPU_CORES": "4"}, None, 60),
+        ({"BYTEPS_MULTITHREADED_CPU": "0"}, None, 32),
+        ({}, "exclusive", 32),
+    ],
+)
+def test_how_many_cores_are_offered(
+    environ: dict[str, str], policy: str | None, expected: int, machines: dict[str, Topology]
+) -> None:
+    assert offered_cores(environ, policy, machines["two sockets"]) == expected
+
+
 @pytest.mark.parametrize(
     "devices", [(0, 0, 0, 0, 0, 0, 0, 1), (0, 0, 1, 1), (0, 1, 0, 1, 0, 1, 0, -1), (0, 1, 0, 1, 0, 1, 0, 5)]
 )
@@ -276,6 +314,19 @@ def test_contradictions(environ: dict[str, str], message: str, machines: dict[st
     with pytest.raises(SettingsError) as caught:
         bind(environ, None, machines["one socket"], 2, 1)
     assert caught.value.problems == (message,)
+
+
+@pytest.mark.parametrize("more", [{}, {"BYTEPS_NUMA_ROOT_QUOTA": "4"}])
+def test_a_quota_above_all_cores_is_refused_for_a_lone_worker(
+    more: dict[str, str], machines: dict[str, Topology]
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        bind({"BYTEPS_NUMA_DEFAULT_QUOTA": "20", **more}, None, machines["one socket"], 1)
+    assert caught.value.problems == (
+        "BYTEPS_NUMA_DEFAULT_QUOTA='20': 20 physical cores for each worker but the last, which is the only one here, "
+        "are more than the 8 that there are: set a lower quota",
+    )
+    assert shown(bind({"BYTEPS_NUMA_DEFAULT_QUOTA": "8"}, None, machines["one socket"], 1).workers) == ["0-7"]
 
 
 def test_exclusive_with_too_few_cores(machines: dict[str, Topology]) -> None:

@@ -130,6 +130,13 @@ def test_counts(
             "-s auto: 1 server for 1 worker: more would not be faster, limited by",
         ),
         (2, {}, 2, "-s auto: 1 server for 2 workers: 2 cores have no room for more beside the workers"),
+        (
+            8,
+            {"BYTEPS_CPU_BLACKLIST": "0-7"},
+            16,
+            "-s auto: 1 server for 8 workers: 8 cores have no room for more beside the workers",
+        ),
+        (8, {"BYTEPS_CPU_BLACKLIST": "0-7", "BYTEPS_NUMA_ON": "0"}, 16, "-s auto: 3 servers for 8 workers: with one"),
         (8, {}, 16, "-s auto: 3 servers for 8 workers: with one less an exchange takes "),
     ],
 )

@@ -207,6 +207,14 @@ def test_listening(measured: list[Any], capsys: pytest.CaptureFixture[str]) -> N
         (("--listen", "--workers", "3"), "leave out --workers"),
         (("--peer", "a:b"), "'a:b' must be a host and a port"),
         (("--peer", ":9"), "':9' must be a host and a port"),
+        (
+            ("--workers", "4", "--link", "1Gbit", "--model", "bert-large", "--partition-bytes", "64", "--servers", "2"),
+            "partitions of BYTEPS_PARTITION_BYTES=64: one batch of declarations may have 1048576; raise "
+            "BYTEPS_PARTITION_BYTES on all workers",
+        ),
+        ((*SLOW, "--partition-bytes", "63"), "'63' must be a whole number from 64 to 1073741824, as BYTEPS_PARTITION"),
+        ((*SLOW, "--partition-bytes", "1.1GiB"), "'1.1GiB' must be a whole number from 64 to 1073741824"),
+        ((*SLOW[:-1], "513"), "'513' must be a whole number from 1 to 512"),
         (("--compute-seconds", "-1"), "'-1' must be a number of seconds"),
     ],
 )
@@ -219,6 +227,39 @@ def test_usage_errors(
     assert message in err
     assert "Traceback" not in err
     assert out == ""
+
+
+def test_the_range_of_partitions_is_that_of_the_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    for text, size in (("64", 64), ("1GiB", 1 << 30)):
+        assert run(*SLOW, "--partition-bytes", text, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["best"]["partition_bytes"] == size
+
+
+@pytest.mark.parametrize(
+    ("words", "most", "advice"),
+    [
+        (("--workers", "3"), 6, "servers were not looked at: --servers 12."),
+        (("--workers", "3", "--servers", "300"), 300, "servers were not looked at: --servers 512."),
+        (("--workers", "3", "--servers", "512"), 512, "servers were not looked at."),
+        (
+            (
+                "--workers",
+                "257",
+            ),
+            512,
+            "servers were not looked at.",
+        ),
+    ],
+)
+def test_no_more_servers_than_the_option_takes(
+    words: tuple[str, ...], most: int, advice: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    """Where the best is the last one that was looked at."""
+    monkeypatch.setattr("byteps_py.plan.planning.best", lambda rows: rows[-1])
+    assert run("--one-host", "--bytes", "1GB", "--cores", "64", "--json", *words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["job"]["most"] == found["best"]["servers"] == most
+    assert any(each == f"More than {most} {advice}" for each in found["why"])
 
 
 @pytest.mark.parametrize(

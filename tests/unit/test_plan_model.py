@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from byteps_py.core.partition_size import choose_partition_bytes
+from byteps_py.core.seating import effective, server_weights
 from byteps_py.core.shares import Machine
 from byteps_py.plan import Costs, predict
 from byteps_py.plan.model import FILL, Placed, Prediction
@@ -137,6 +139,32 @@ def test_a_lone_worker_machine_with_a_server_has_no_use_for_others() -> None:
     found = predict([BOTH, SERVER], 1e8, 1e9)
     assert found.seconds / found.optimum < 1.1
     assert found.shares == pytest.approx((1.0, 0.0), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("machines", "senders", "servers", "partition_bytes"),
+    [
+        ([BOTH] * 4 + [SERVER] * 4, 4, 4.0, 65536),  # those beside workers have nothing to do
+        ([BOTH] * 4 + [SERVER] * 2, 4, 4.55, 65536),
+        ([BOTH] * 4 + [SERVER] * 8, 4, 8.0, 65536),
+        ([Machine(2, 1)] * 2, 4, 2.0, 65536),
+        ([WORKER] * 4 + [SERVER] * 9, 4, 9.0, 65536),
+    ],
+)
+def test_partitions_are_those_that_the_scheduler_chooses(
+    machines: list[Machine], senders: int, servers: float, partition_bytes: int
+) -> None:
+    hosts = [f"host{index}" for index in range(len(machines))]
+    weights = server_weights(
+        [(host, each.senders) for host, each in zip(hosts, machines, strict=True) if each.senders],
+        [host for host, each in zip(hosts, machines, strict=True) for _ in range(each.servers)],
+    )
+    assert effective(weights) == pytest.approx(servers, abs=0.01)
+    found = predict(machines, M, B, costs=FREE)
+    assert found.partition_bytes == choose_partition_bytes(M, senders, effective(weights), B) == partition_bytes
+    assert terms(found)[FILL] == pytest.approx(
+        found.optimum * idle_part(partition_bytes, M, senders, servers), rel=0.01
+    )
 
 
 def test_small_partitions_leave_nothing_idle_and_large_ones_half() -> None:
