@@ -13,7 +13,7 @@ from typing import Final
 
 __all__ = ["idle_part"]
 
-_FILL: Final = 1.5
+_FILL: Final = 1.7
 """``c`` above, with windows as the scheduler chooses them. Seen with links of 200 Mbit/s, a model of 25 MB and
 partitions of 64 KiB, four workers: 1.06 times M / B with four servers, 1.05 times 2 M / B with two, 1.05 times
 1.5 M / B with four beside the workers, 1.16 times 1.2 M / B with two more."""
