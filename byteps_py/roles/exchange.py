@@ -110,7 +110,7 @@ class Exchange:
         self._operations: dict[int, TensorOperation] = {}
         self.link: LinkSpeed | None = None
         if settings.partition_bytes is None:
-            self.link = measure_link(endpoint, self._peers[: len(welcome.servers)], self._envelope, now)
+            self.link = measure_link(endpoint, welcome, self._peers, self._envelope, now)
         self.light = Light(endpoint, self._send, self._envelope, self._pipeline, len(welcome.servers), times)
         self._stall = StallWatch(
             settings.stall_timeout,

@@ -16,6 +16,7 @@ from typing import Final
 from byteps_py.roles.envelope import Envelope
 from byteps_py.roles.neighbours import Peer
 from byteps_py.transport.base import Buffer, Endpoint
+from byteps_py.wire.control import Welcome
 from byteps_py.wire.header import Header, Opcode, encode
 
 __all__ = ["LinkSpeed", "known_speed", "measure_link"]
@@ -84,9 +85,21 @@ class LinkSpeed:
         self.bytes_per_second = round(passed / max(self._last - self._begun, _LEAST_SECONDS))
 
 
-def measure_link(endpoint: Endpoint, servers: Sequence[Peer], envelope: Envelope, now: float) -> LinkSpeed | None:
-    """Begin to measure the way to one of the servers on other machines; None if there are none."""
-    remote = [each.name for each in servers if not endpoint.is_lane(each.name)]
+def measure_link(
+    endpoint: Endpoint, welcome: Welcome, peers: Sequence[Peer], envelope: Envelope, now: float
+) -> LinkSpeed | None:
+    """Begin to measure the way to one of the servers on other machines; None if there are none.
+
+    Args:
+        endpoint: of this worker.
+        welcome: who is in the job.
+        peers: the servers by rank, and whoever follows.
+        envelope: of this worker.
+        now: monotonic seconds.
+    """
+    here = welcome.participants[welcome.rank].host
+    away = [peers[each.rank].name for each in welcome.servers if each.host != here]
+    remote = [each for each in away if not endpoint.is_lane(each)]
     if not remote:
         return None
     server = remote[envelope.sender % len(remote)]

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from byteps_py.roles.envelope import Envelope
-from byteps_py.roles.link_speed import LinkSpeed
+from byteps_py.roles.link_speed import LinkSpeed, measure_link
+from byteps_py.roles.neighbours import Peer
 from byteps_py.transport.base import Buffer
+from byteps_py.types import Participant, ServerInfo
+from byteps_py.wire.control import Welcome
 from byteps_py.wire.header import Header, Opcode, decode
 
 JOB = 77
@@ -89,3 +92,32 @@ def test_nothing_has_arrived_in_time(answers: int) -> None:
     bench.speed.tick(103.0)
     assert bench.speed.is_known
     assert bench.speed.bytes_per_second == 0
+
+
+def test_servers_of_the_own_host_are_not_measured() -> None:
+    """With BYTEPS_TRANSPORT=tcp they are reached over loopback, which says nothing about links."""
+    participants = (Participant(0, 0, 0, 1, "host-a", 1, 5),)
+
+    def measured(*hosts: str) -> list[bytes]:
+        servers = tuple(ServerInfo(rank, "tcp://x:1", host, 1, 6) for rank, host in enumerate(hosts))
+        endpoint = Sends()
+        peers = [Peer(b"server-%d" % each.rank, each.rank, 6, "") for each in servers]
+        found = measure_link(endpoint, Welcome(JOB, 1, 0, participants, servers), peers, WORKER, 100.0)  # type: ignore[arg-type]
+        assert (found is None) is not bool(endpoint.peers)
+        return endpoint.peers
+
+    assert measured("host-a", "host-b", "host-c") == [b"server-1"]
+    assert measured("host-a", "host-a") == []
+
+
+class Sends:
+    """An endpoint without shared memory."""
+
+    def __init__(self) -> None:
+        self.peers: list[bytes] = []
+
+    def is_lane(self, peer: bytes) -> bool:
+        return False
+
+    def send(self, peer: bytes, frames: list[Buffer]) -> None:
+        self.peers.append(peer)
