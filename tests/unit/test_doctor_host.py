@@ -12,7 +12,7 @@ import pytest
 
 from byteps_py.doctor import limits as limits_module
 from byteps_py.doctor.cgroups import cpu_quota, groups, pids_left
-from byteps_py.doctor.cores import Demand, check_cores, demands, judge_cores, judge_load, judge_threads
+from byteps_py.doctor.cores import Demand, check_cores, demands, judge_cores, judge_load, judge_threads, judge_together
 from byteps_py.doctor.findings import Finding, Severity
 from byteps_py.doctor.kernels import check_kernels, judge_level
 from byteps_py.doctor.limits import check_limits, files_needed, judge_files, judge_processes
@@ -111,6 +111,27 @@ class TestCores:
             Demand("worker", 4, None, False),
         ]
         assert demands(Situation({})) == []
+
+    def test_servers_and_workers_that_may_live_apart(self, tmp_path: Path) -> None:
+        job = JobSettings(**JOB)  # type: ignore[arg-type]
+        server = ServerSettings(**JOB, omp_num_threads=4, engine_threads=1, omp_wait_policy="active")  # type: ignore[arg-type]
+        worker = WorkerSettings(**JOB, local_size=2, omp_num_threads=2, omp_wait_policy="active")  # type: ignore[arg-type]
+        four = frozenset(range(4))
+        told = [
+            (each.severity.value, each.text)
+            for each in check_cores(Situation({}, None, job, server, worker, four, root=tmp_path))
+            if "OpenMP" in each.text
+        ]
+        sum_of_both = "1 server x 4 + 2 workers x 2 = 8 OpenMP threads"
+        assert told == [
+            ("ok", "1 server x 4 = 4 OpenMP threads fit"),
+            ("ok", "2 workers x 2 = 4 OpenMP threads fit"),
+            ("note", f"{sum_of_both} would be too many for 4 cores, if all of them run on this host"),
+        ]
+        assert list(judge_together([Demand("server", 1, 4, True)], 2)) == [], "that is told already"
+        assert list(judge_together([Demand("server", 1, 1, True), Demand("worker", 1, 1, True)], 2)) == []
+        alone = check_cores(Situation({}, None, job, server, None, frozenset({0, 1}), root=tmp_path))
+        assert "problem" in severities(alone), "whatever else runs"
 
     def test_what_else_runs(self) -> None:
         assert severities(judge_load(7.5, 2, "powersave")) == ["note", "note"]
