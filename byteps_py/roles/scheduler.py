@@ -205,9 +205,9 @@ class Scheduler:
             return
         if isinstance(control, Register) and not self._membership.knows(message.peer):
             self._look_for_losses(now)  # a process that was started anew may take the place of its predecessor
-        if not isinstance(control, Heartbeat):  # which changes nothing that is told
-            self._status = None
         self._perform(self._membership.receive(now, message.peer, control))
+        if self._membership.knows(message.peer) and not isinstance(control, Heartbeat):
+            self._status = None  # a member has come, or leaves; strangers change nothing, however much they say
         self._was_complete = self._was_complete or self._membership.state is State.RUNNING
 
     def _describe(self, number: int, now: float) -> Status:
@@ -244,6 +244,7 @@ class Scheduler:
         for peer, process, _ in self._membership.members():
             how = is_proven_gone(process, self._here)
             if how is not None:
+                self._status = None
                 self._perform(self._membership.proven_lost(now, peer, how))
 
     def _perform(self, actions: Sequence[Action]) -> None:
@@ -255,7 +256,6 @@ class Scheduler:
                 if isinstance(action.message, (Abort, Finished)):
                     self._note_end(action.peer, sent)
             elif isinstance(action, Log):
-                self._status = None  # somebody has come or gone, as it may be
                 _log.log(_LEVELS[action.level], "%s", action.text)
             else:
                 self.stop, self._status = action, None

@@ -239,6 +239,8 @@ class TestRun:
         first = ask(1)
         one.send(Heartbeat())
         one.expect(HeartbeatReply)
+        asker.send(alone(worker(77, job_id="else")).register)
+        asker.expect(Refused)
         last = [ask(number) for number in range(2, 20)][-1]
         assert len(counted) == 1
         assert (last.number, last.workers, last.servers) == (19, 1, 0)
