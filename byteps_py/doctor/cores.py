@@ -10,7 +10,7 @@ from byteps_py.doctor.cgroups import cpu_quota
 from byteps_py.doctor.findings import Finding, note, ok, problem, warning
 from byteps_py.doctor.situation import Situation
 
-__all__ = ["Demand", "check_cores", "demands", "judge_cores", "judge_load", "judge_threads"]
+__all__ = ["Demand", "check_cores", "demands", "judge_cores", "judge_load", "judge_threads", "judge_together"]
 
 _SHARE = "bpslaunch gives each process its share, if OMP_NUM_THREADS and its like are not set"
 
@@ -37,7 +37,13 @@ def check_cores(situation: Situation) -> Iterator[Finding]:
     usable = len(situation.cores)
     quota = cpu_quota(situation.root)
     yield from judge_cores(usable, os.cpu_count() or usable, quota)
-    yield from judge_threads(demands(situation), usable if quota is None else min(float(usable), quota))
+    wanted, time = demands(situation), float(usable) if quota is None else min(float(usable), quota)
+    if situation.role is None:  # of all roles: whether servers and workers share this host is not known
+        for each in wanted:
+            yield from judge_threads([each], time)
+        yield from judge_together(wanted, time)
+    else:
+        yield from judge_threads(wanted, time)
     governor = situation.read("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     yield from judge_load(os.getloadavg()[0], usable, governor)
 
@@ -83,9 +89,7 @@ def judge_threads(wanted: list[Demand], cores: float) -> Iterator[Finding]:
         wanted: by kind of process; one without a number of threads takes what is left.
         cores: whose time there is.
     """
-    known = [each for each in wanted if each.threads is not None]
-    total = sum(each.processes * (each.threads or 0) for each in known)
-    terms = " + ".join(f"{each.processes} {each.who}{'s' * (each.processes > 1)} x {each.threads}" for each in known)
+    known, total, terms = _add(wanted)
     facts = {"threads": total, "cores": cores}
     spinning = [each for each in known if each.spins and each.processes * (each.threads or 0) > 1]
     if known and total > cores:
@@ -113,6 +117,24 @@ def judge_threads(wanted: list[Demand], cores: float) -> Iterator[Finding]:
                 f"OMP_NUM_THREADS is not set: a framework makes a team of all cores in each of {each.processes} workers"
             )
             yield note(text, _SHARE)
+
+
+def judge_together(wanted: list[Demand], cores: float) -> Iterator[Finding]:
+    """What is to be known where processes of several kinds may share a host; arguments as above. Pure."""
+    known, total, terms = _add(wanted)
+    if len(known) > 1 and total > cores:
+        text = (
+            f"{terms} = {total} OpenMP threads would be too many for {cores:g} cores, if all of them run on this host"
+        )
+        yield note(text, f"set fewer in that case; {_SHARE}", threads=total, cores=cores)
+
+
+def _add(wanted: list[Demand]) -> tuple[list[Demand], int, str]:
+    """The demands that are numbers, their sum, and its terms in words."""
+    known = [each for each in wanted if each.threads is not None]
+    total = sum(each.processes * (each.threads or 0) for each in known)
+    terms = " + ".join(f"{each.processes} {each.who}{'s' * (each.processes > 1)} x {each.threads}" for each in known)
+    return known, total, terms
 
 
 def judge_load(load: float, usable: int, governor: str) -> Iterator[Finding]:

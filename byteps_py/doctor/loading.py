@@ -1,7 +1,7 @@
 """What a training process loads: packages with their versions, and the OpenMP runtimes that come with them.
 
-That is found out by processes of their own, ``python -m byteps_py.doctor.loading NAME...``: frameworks take seconds and
-hundreds of megabytes, may crash, and cannot all live in one process.  Each prints one JSON list.
+That is found out by processes of their own, which run this module as a program with names as arguments: frameworks take
+seconds and hundreds of megabytes, may crash, and cannot all live in one process.  Each prints one JSON list.
 """
 
 from __future__ import annotations
@@ -26,7 +26,15 @@ COMPANIONS: tuple[str, ...] = ("sklearn",)
 _KERNELS = "byteps_py.kernels.native"
 _NAMES = {"libgomp": "GNU", "libiomp5": "Intel", "libomp": "LLVM", "libomp5": "LLVM"}
 _FILE = re.compile(r"(libgomp|libiomp5|libomp5|libomp)[-.](?:[\w.+-]*\.)?so(?:\.[\d.]+)?$")
-_LAST_WORDS = 300
+_LONGEST_LINE = 300
+_PROGRAM = (
+    "import sys; root, name = sys.argv[1:3]; sys.path[:] = [*filter(None, sys.path), root]; del sys.argv[1:3]; "
+    "import runpy; runpy.run_module(name, run_name='__main__')"
+)
+"""As ``python -m``, but without the working directory in the path, where a ``json.py`` or ``torch.py`` may lie: ``-P``
+does that from Python 3.11 on only."""
+_ROOT = str(Path(__file__).parents[2])
+"""Where this package lies: it may be found by the working directory alone."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,7 @@ class Loader:
             return self._found
 
     def _start(self, names: Sequence[str]) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", __name__, *names]
+        command = [sys.executable, "-c", _PROGRAM, _ROOT, __name__, *names]
         return subprocess.Popen(
             command,
             env=self._environ,
@@ -108,9 +116,8 @@ class Loader:
         try:
             return [_loaded(each) for each in json.loads(lines[-1])]
         except (IndexError, ValueError, KeyError, TypeError):
-            why = (
-                f"the process that imported it ended with status {process.returncode}: {errors.strip()[-_LAST_WORDS:]}"
-            )
+            last = (errors.strip().splitlines() or ["it said nothing"])[-1].strip()
+            why = f"the process that imported it ended with status {process.returncode}: {last[:_LONGEST_LINE]}"
             return [Loaded(_KERNELS), Loaded(names[0] if names else _KERNELS, error=why)]
 
 

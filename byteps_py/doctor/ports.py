@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import errno
-import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from byteps_py.doctor.findings import Finding, note, ok, problem, warning
+from byteps_py.doctor.listening import is_ours, scheduler_hosts, server_hosts, why_not
 from byteps_py.doctor.scheduler import ask
 from byteps_py.doctor.situation import Situation
 from byteps_py.errors import TransportError
-from byteps_py.ports.holders import WILDCARD, describe_holder, describe_holders
+from byteps_py.ports.holders import describe_holder, describe_holders
 from byteps_py.role import Role
 from byteps_py.settings import JobSettings
 from byteps_py.transport.probe import Verdict, probe
 from byteps_py.transport.resolve import is_local, resolve
+from byteps_py.wire.control import Status
 
-__all__ = ["check_ports", "judge_range", "parse_range", "why_not"]
+__all__ = ["check_ports", "judge_range", "parse_range"]
 
 _CHOOSE = "choose another port, or end who has it"
 _MOST_TRIED = 256
+_PROBE_SECONDS = 2.0
+_RUNNING = "leave that alone if it is this job's; if it is left over from an earlier run, end it"
 _UNPRIVILEGED = "choose a port from 1024 on"
 
 
 def check_ports(situation: Situation) -> Iterator[Finding]:
-    """Try to listen at the ports that the variables name."""
+    """Try to listen at the ports that the variables name, where the role would."""
     job = situation.job
     if job is None:
         return
@@ -32,46 +35,62 @@ def check_ports(situation: Situation) -> Iterator[Finding]:
     listens = False
     if situation.role is Role.SCHEDULER:
         listens = True
-        yield from _our_scheduler(situation, job) or _try("DMLC_PS_ROOT_PORT", job.root_port)
+        hosts = scheduler_hosts(situation, job)
+        yield from _our_scheduler(situation, job, hosts) or _try("DMLC_PS_ROOT_PORT", job.root_port, hosts)
     if situation.role in (None, Role.SCHEDULER) and ephemeral and ephemeral[0] <= job.root_port <= ephemeral[1]:
         yield note(
             f"DMLC_PS_ROOT_PORT={job.root_port} is one that the system gives to outgoing connections "
             f"({ephemeral[0]}-{ephemeral[1]}): now and then it may be taken when the scheduler starts",
             f"choose one below {ephemeral[0]}, or add it to net.ipv4.ip_local_reserved_ports",
         )
+    hosts = server_hosts(job)
     if situation.server is not None and situation.server.port:
         listens = True
-        yield from _try("DMLC_PORT", situation.server.port)
+        port = situation.server.port
+        yield from _our_server(situation, job, port, hosts) or _try("DMLC_PORT", port, hosts)
     if job.port_range is not None:
         listens = True
         low, high = job.port_range
         tried = range(low, min(high, low + _MOST_TRIED - 1) + 1)
-        taken = [port for port in tried if why_not(port) is not None]
-        yield from judge_range((low, high), len(tried), taken, ephemeral, situation.role)
+        taken = [port for port in tried if why_not(port, hosts) is not None]
+        holders = describe_holders(hosts, taken) if taken else ""
+        runs = is_ours(holders) and _has_servers(situation, job)
+        yield from judge_range((low, high), len(tried), taken, ephemeral, situation.role, holders, runs=runs)
     if not listens:
         yield from _try_any()
 
 
 def judge_range(
-    ports: tuple[int, int], tried: int, taken: list[int], ephemeral: tuple[int, int] | None, role: Role | None
+    ports: tuple[int, int],
+    tried: int,
+    taken: list[int],
+    ephemeral: tuple[int, int] | None,
+    role: Role | None,
+    holders: str = "",
+    *,
+    runs: bool = False,
 ) -> Iterator[Finding]:
-    """What is to be said of ``BYTEPS_PORT_RANGE``.
+    """What is to be said of ``BYTEPS_PORT_RANGE``. Pure.
 
     Args:
         ports: first and last.
         tried: how many of them, from the first on.
         taken: those that cannot be listened at.
         ephemeral: first and last of those that the system gives to outgoing connections.
-        role: of the process; None for all: then a scheduler and a server must find a place.
+        role: of the process; None for all: then a scheduler and a server must find a place. A worker needs none.
+        holders: who has those that are taken, in words.
+        runs: whether processes of this job, which has servers already, seem to be among them.
     """
     low, high = ports
     name = f"BYTEPS_PORT_RANGE={low}-{high}"
-    needed = 2 if role is None else 1
+    needed = {None: 2, Role.WORKER: 0}.get(role, 1)
     free = tried - len(taken)
     if high - low + 1 < needed:
         yield problem(f"{name} has one port: a scheduler and a server on one host need two", "make it longer")
+    elif free < needed and runs:
+        text = f"{name} has {free} free of {tried} tried ports, and the job has servers already: {holders}"
+        yield note(text, _RUNNING, taken=taken)
     elif free < needed:
-        holders = describe_holders([WILDCARD], taken[:_MOST_TRIED])
         yield problem(f"{name} has {free} free of {tried} tried ports: {holders}", "make it longer, or choose another")
     elif taken:
         text = f"{name}: {len(taken)} of {tried} tried ports are taken, {free} free"
@@ -94,42 +113,58 @@ def parse_range(text: str) -> tuple[int, int] | None:
     return None
 
 
-def why_not(port: int) -> int | None:
-    """The number of the error on listening at ``port`` at all addresses; None if that can be done."""
+def _own_status(situation: Situation, job: JobSettings, *, local: bool) -> Status | None:
+    """How the job stands, by its scheduler; ``local``: if that is on this machine. None if it does not say."""
     try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as libzmq does
-            probe.bind(("", port))
-            probe.listen(1)
-    except OSError as error:
-        return error.errno
+        addresses = [each for each in resolve(job.root_uri, job.root_port) if not local or is_local(each)]
+    except TransportError:
+        return None
+    for address in addresses:
+        if probe(address, job.root_port, min(_PROBE_SECONDS, situation.timeout / 6)).verdict is Verdict.GREETS:
+            status = ask(address, job.root_port, situation.timeout).status
+            if status is not None and status.job_id == job.job_id:
+                return status
     return None
 
 
-def _our_scheduler(situation: Situation, job: JobSettings) -> list[Finding]:
+def _has_servers(situation: Situation, job: JobSettings) -> bool:
+    """Whether a server of this job may be what holds a port: one that waits for the others is as good as a busy one."""
+    status = _own_status(situation, job, local=False)
+    return status is not None and status.servers > 0 and status.state != "ending"
+
+
+def _our_scheduler(situation: Situation, job: JobSettings, hosts: Sequence[str]) -> list[Finding]:
     """A note if the scheduler of this job has its port already."""
-    if why_not(job.root_port) != errno.EADDRINUSE:
+    if (why_not(job.root_port, hosts) or (0,))[0] != errno.EADDRINUSE:
         return []
-    try:
-        addresses = [each for each in resolve(job.root_uri, job.root_port) if is_local(each)]
-    except TransportError:
+    status = _own_status(situation, job, local=True)
+    if status is None:
         return []
-    for address in addresses:
-        if probe(address, job.root_port).verdict is not Verdict.GREETS:
-            continue
-        status = ask(address, job.root_port, situation.timeout).status
-        if status is not None and status.job_id == job.job_id:
-            text = f"DMLC_PS_ROOT_PORT={job.root_port} has been taken by a scheduler of this job (pid {status.pid})"
-            return [note(text, f"end it by `kill {status.pid}`, if it is left over from an earlier run")]
-    return []
+    text = f"DMLC_PS_ROOT_PORT={job.root_port} has been taken by a scheduler of this job (pid {status.pid})"
+    if status.state == "running":
+        return [note(text, "leave it alone: its job is running")]
+    return [note(text, f"end it by `kill {status.pid}`, if it is left over from an earlier run")]
 
 
-def _try(name: str, port: int) -> Iterator[Finding]:
-    reason = why_not(port)
-    if reason is None:
+def _our_server(situation: Situation, job: JobSettings, port: int, hosts: Sequence[str]) -> list[Finding]:
+    """A note if a process of byteps_py has the port of a server, and the job has servers."""
+    reason = why_not(port, hosts)
+    if reason is None or reason[0] != errno.EADDRINUSE:
+        return []
+    holder = describe_holders([reason[1]], [port])
+    if not is_ours(holder) or not _has_servers(situation, job):
+        return []
+    return [note(f"DMLC_PORT: the job has servers already, and this port is held: {holder}", _RUNNING, port=port)]
+
+
+def _try(name: str, port: int, hosts: Sequence[str]) -> Iterator[Finding]:
+    found = why_not(port, hosts)
+    if found is None:
         yield ok(f"{name}={port} is free", port=port)
-    elif reason == errno.EADDRINUSE:
-        yield problem(f"{name}: {describe_holder(WILDCARD, port)}", _CHOOSE, port=port)
+        return
+    reason, host = found
+    if reason == errno.EADDRINUSE:
+        yield problem(f"{name}: {describe_holder(host, port)}", _CHOOSE, port=port)
     elif reason == errno.EACCES:
         yield problem(f"{name}={port} may be listened at by root only", _UNPRIVILEGED, port=port)
     else:
@@ -137,9 +172,9 @@ def _try(name: str, port: int) -> Iterator[Finding]:
 
 
 def _try_any() -> Iterator[Finding]:
-    reason = why_not(0)
-    if reason is None:
+    found = why_not(0)
+    if found is None:
         yield ok("a process can listen at any free port")
     else:
-        text = f"no port can be listened at ({errno.errorcode.get(reason, reason)})"
+        text = f"no port can be listened at ({errno.errorcode.get(found[0], found[0])})"
         yield warning(text, "look at what confines this process: seccomp, a security module, a network namespace")

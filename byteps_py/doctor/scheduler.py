@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from byteps_py.doctor.findings import Finding, note, ok, problem, warning
 from byteps_py.doctor.inquiry import Answer, best_clock, inquire
+from byteps_py.doctor.loading import FRAMEWORKS, Loader
 from byteps_py.doctor.situation import Situation
 from byteps_py.errors import TransportError
 from byteps_py.ports.holders import describe_holder
@@ -22,7 +24,7 @@ from byteps_py.version import package_version
 from byteps_py.wire.control import MAX_CONTROL_BYTES, Status
 from byteps_py.wire.inquiry import Software
 
-__all__ = ["ask", "check_scheduler", "compare_software", "judge_answer", "judge_probes"]
+__all__ = ["ask", "check_scheduler", "compare_software", "judge_answer", "judge_probes", "own_software"]
 
 _PROBE_SECONDS = 2.0
 _ANSWER_SECONDS = 5.0
@@ -51,6 +53,8 @@ def check_scheduler(situation: Situation) -> Iterator[Finding]:
         answer = ask(greeting[0], job.root_port, situation.timeout)
         yield from judge_answer(job, where, answer)
         foreign = [] if answer.status is not None else greeting
+        if answer.status is not None:
+            yield from compare_software(own_software(situation.loader), answer.status.software)
     if foreign and is_local(foreign[0]):
         yield note(describe_holder(foreign[0], job.root_port))
 
@@ -95,7 +99,7 @@ _REMEDIES = {
 
 
 def judge_answer(job: JobSettings, where: str, answer: Answer) -> Iterator[Finding]:
-    """What is to be said of one who greeted. Pure but for the versions of this process."""
+    """What is to be said of one who greeted, but for the versions. Pure."""
     status = answer.status
     if status is None:
         if answer.misunderstood:
@@ -122,8 +126,6 @@ def judge_answer(job: JobSettings, where: str, answer: Answer) -> Iterator[Findi
             )
         else:
             yield ok(text, offset_s=offset, bound_s=bound)
-    own = Software(Role.WORKER, package_version(), describe_software(), 1, "this host")
-    yield from compare_software(own, status.software)
 
 
 def _judge_job(job: JobSettings, where: str, status: Status) -> Iterator[Finding]:
@@ -164,22 +166,35 @@ def _judge_job(job: JobSettings, where: str, status: Status) -> Iterator[Finding
         yield note(f"it waits for {status.missing}", "start what is missing, with the same DMLC_* variables")
 
 
+def own_software(loader: Loader) -> Software:
+    """What a training process of this host would run with: the frameworks are imported by other processes than this."""
+    found = [step for steps in loader.load() for step in steps if step.name in FRAMEWORKS and step.version]
+    words = [f"{name} {version}" for name, version in _versions(describe_software()) if name not in FRAMEWORKS]
+    words += [f"{step.name} {step.version}" for step in found if not step.error]
+    return Software(Role.WORKER, package_version(), ", ".join(words), 1, _HERE)
+
+
 def compare_software(own: Software, theirs: Sequence[Software]) -> Iterator[Finding]:
     """Where versions differ among this process, the scheduler and the members of its job. Pure."""
     kinds: dict[str, dict[str, list[str]]] = {}
+    told: Counter[str] = Counter()
     for each in (own, *theirs):
         who = each.host if each is own else f"{each.count} {each.role}{'s' if each.count > 1 else ''} ({each.host})"
         for name, version in [("byteps_py", each.version), *_versions(each.others)]:
             kinds.setdefault(name, {}).setdefault(version, []).append(who)
+            told[name] += each.count
     differing = {name: versions for name, versions in kinds.items() if len(versions) > 1}
     for name, versions in differing.items():
         shown = "; ".join(f"{version} on {', '.join(who)}" for version, who in versions.items())
         found = note if name in _HARMLESS else warning
         yield found(f"versions of {name} differ: {shown}", _SAME, versions=versions)
     if not differing:
-        yield ok(f"the versions of all {1 + sum(each.count for each in theirs)} processes agree: {_listed(kinds)}")
+        total = 1 + sum(each.count for each in theirs)
+        absent = kinds.keys() - _own_names(own)
+        yield ok(f"the versions agree: {_listed(kinds, told, total, absent)}", processes=dict(told))
 
 
+_HERE = "this host"
 _HARMLESS = ("Python", "numpy")
 _SAME = "install the same version everywhere"
 
@@ -190,5 +205,15 @@ def _versions(others: str) -> Iterator[tuple[str, str]]:
         yield name, version
 
 
-def _listed(kinds: dict[str, dict[str, list[str]]]) -> str:
-    return ", ".join(f"{name} {next(iter(versions))}" for name, versions in kinds.items())
+def _own_names(own: Software) -> set[str]:
+    return {"byteps_py", *(name for name, _ in _versions(own.others))}
+
+
+def _listed(kinds: dict[str, dict[str, list[str]]], told: Counter[str], total: int, absent: set[str]) -> str:
+    """``numpy 2.1.0 (all 5 processes), torch 2.6.0 (3 of 5, none on this host)``; equal numbers are told once."""
+    groups: dict[str, list[str]] = {}
+    for name, versions in kinds.items():
+        count = f"all {total} processes" if told[name] == total else f"{told[name]} of {total}"
+        missing = f", none on {_HERE}" if name in absent else ""
+        groups.setdefault(count + missing, []).append(f"{name} {next(iter(versions))}")
+    return ", ".join(f"{', '.join(names)} ({count})" for count, names in groups.items())

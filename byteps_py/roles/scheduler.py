@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from byteps_py.core.actions import Action, Log, Send, Stop
 from byteps_py.core.membership import Membership, State
 from byteps_py.errors import LocalProtocolError, RemoteProtocolError, SettingsError, TransportError
@@ -37,6 +39,7 @@ from byteps_py.wire.control import (
     ClockReply,
     ControlMessage,
     Finished,
+    Heartbeat,
     Inquiry,
     Refused,
     Register,
@@ -129,6 +132,7 @@ class Scheduler:
         self._reached: set[bytes] = set()  # who was connected when it was told of the end
         self._hung_up: set[bytes] = set()  # and is not any more
         self._encoded: tuple[ControlMessage, bytes] | None = None
+        self._status: tuple[Status, float] | None = None  # for whoever asks, and when it was found out
         self._started = self._tick_due = time.monotonic()
         self._clock_began = time.time_ns() - time.monotonic_ns()
         self.stop: Stop | None = None
@@ -202,14 +206,26 @@ class Scheduler:
         if isinstance(control, Register) and not self._membership.knows(message.peer):
             self._look_for_losses(now)  # a process that was started anew may take the place of its predecessor
         self._perform(self._membership.receive(now, message.peer, control))
+        if self._membership.knows(message.peer) and not isinstance(control, Heartbeat):
+            self._status = None  # a member has come, or leaves; strangers change nothing, however much they say
         self._was_complete = self._was_complete or self._membership.state is State.RUNNING
 
     def _describe(self, number: int, now: float) -> Status:
-        """How the job stands; whoever asks leaves no trace."""
+        """How the job stands; whoever asks leaves no trace.
+
+        Members are counted once for many who ask: anybody may, as often as he likes.
+        """
+        if self._status is None or now - self._status[1] >= _TICK:
+            self._status = self._count(now), now
+        uptime, clock = int((now - self._started) * 1e9), max(0, time.time_ns())
+        return msgspec.structs.replace(self._status[0], number=number, uptime=uptime, clock=clock)
+
+    def _count(self, now: float) -> Status:
+        """How the job stands, but for what is another thing in every answer."""
         census = self._membership.census(now)
         own = Software(Role.SCHEDULER, package_version(), describe_software(), 1, self._here.host)
         return Status(
-            number=number,
+            number=0,
             job_id=self._settings.job_id,
             state=census.state,
             software=(own, *census.software),
@@ -220,14 +236,15 @@ class Scheduler:
             workers=census.workers,
             servers=census.servers,
             missing=census.missing,
-            uptime=int((now - self._started) * 1e9),
-            clock=max(0, time.time_ns()),
+            uptime=0,
+            clock=0,
         )
 
     def _look_for_losses(self, now: float) -> None:
         for peer, process, _ in self._membership.members():
             how = is_proven_gone(process, self._here)
             if how is not None:
+                self._status = None
                 self._perform(self._membership.proven_lost(now, peer, how))
 
     def _perform(self, actions: Sequence[Action]) -> None:
@@ -241,7 +258,7 @@ class Scheduler:
             elif isinstance(action, Log):
                 _log.log(_LEVELS[action.level], "%s", action.text)
             else:
-                self.stop = action
+                self.stop, self._status = action, None
                 if action.status:
                     _log.error("the job was aborted: %s", action.reason)
                 else:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from byteps_py.doctor import command, loading
+from byteps_py.doctor.ports import check_ports
+from byteps_py.doctor.situation import Situation
+from byteps_py.settings import JobSettings
 from byteps_py.transport.zmq import ZmqEndpoint
-from byteps_py.types import DType, Operation, TensorSpec
+from byteps_py.types import DType, Operation, Role, TensorSpec
 from byteps_py.version import package_version
 from tests.helpers.cluster import cluster
 from tests.helpers.jobs import free_port
@@ -59,6 +63,19 @@ def examine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return run
 
 
+@contextlib.contextmanager
+def held_by_byteps_py() -> Iterator[int]:
+    """A port at which a process listens that looks like one of our servers."""
+    text = "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); input()"
+    command = [sys.executable, "-c", text, "/src", "byteps_py", "server"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.communicate("\n", timeout=60)
+
+
 def problems(found: dict[str, list[dict[str, Any]]]) -> list[tuple[str, str]]:
     return [(name, each["text"]) for name, rows in found.items() for each in rows if each["severity"] == "problem"]
 
@@ -82,7 +99,7 @@ def test_a_running_job_is_not_disturbed(examine: Examine) -> None:
         (clock,) = (each["facts"] for each in others if "offset_s" in each["facts"])
         assert abs(clock["offset_s"]) <= clock["bound_s"] + 0.1, "it is the same clock"
         software = f"byteps_py {package_version()}, Python {platform.python_version()}, numpy {np.__version__}"
-        assert any(f"the versions of all 5 processes agree: {software}" in each["text"] for each in others)
+        assert any(f"the versions agree: {software} (all 5 processes)" in each["text"] for each in others)
 
         status, found = examine(job(port, BYTEPS_JOB_ID="other", DMLC_NUM_WORKER="3"))
         assert status == 1
@@ -92,6 +109,22 @@ def test_a_running_job_is_not_disturbed(examine: Examine) -> None:
         status, found = examine(job(port, DMLC_ROLE="scheduler"))
         assert status == 0
         assert "has been taken by a scheduler of this job" in found["ports"][0]["text"]
+        assert found["ports"][0]["remedy"] == "leave it alone: its job is running"
+
+        with held_by_byteps_py() as held:
+            status, found = examine(job(port, DMLC_ROLE="server", DMLC_PORT=str(held)))
+            assert (status, problems(found)) == (0, [])
+            (told,) = (each for each in found["ports"] if "has servers already" in each["text"])
+            assert f": {held} by process" in told["text"]
+            assert told["remedy"].startswith("leave that alone if it is this job's")
+            ranged = JobSettings(
+                num_worker=2, num_server=1, root_uri="127.0.0.1", root_port=port, port_range=(held, held)
+            )
+            first, *_ = check_ports(Situation({}, Role.SERVER, ranged))
+            assert (first.severity.value, first.facts) == ("note", {"taken": [held]})
+            assert f"and the job has servers already: {held} by process" in first.text
+            status, found = examine(job(free_port(), DMLC_ROLE="server", DMLC_PORT=str(held)))
+            assert [name for name, _ in problems(found)] == ["scheduler", "ports"], "there is no such job"
 
         status, found = examine(job(server_port))
         assert status == 1
@@ -124,7 +157,7 @@ def test_no_scheduler_and_a_stranger_in_its_place(examine: Examine) -> None:
         told = problems(found)
         assert [name for name, _ in told] == ["variables", "variables", "scheduler", "ports"]
         assert "something that is not byteps_py listens there" in told[2][1]
-        assert f"port {port} is in use by process {os.getpid()}" in told[3][1]
+        assert f"port {port} on 127.0.0.1 is in use by process {os.getpid()}" in told[3][1]
         assert f"port {port} on 127.0.0.1 is in use by process {os.getpid()}" in found["scheduler"][1]["text"]
         assert stranger.fileno() >= 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import socket
@@ -11,16 +12,19 @@ import pytest
 
 from byteps_py.doctor import limits as limits_module
 from byteps_py.doctor.cgroups import cpu_quota, groups, pids_left
-from byteps_py.doctor.cores import Demand, check_cores, demands, judge_cores, judge_load, judge_threads
+from byteps_py.doctor.cores import Demand, check_cores, demands, judge_cores, judge_load, judge_threads, judge_together
 from byteps_py.doctor.findings import Finding, Severity
 from byteps_py.doctor.kernels import check_kernels, judge_level
 from byteps_py.doctor.limits import check_limits, files_needed, judge_files, judge_processes
+from byteps_py.doctor.listening import is_ours, scheduler_hosts, server_hosts, why_not
 from byteps_py.doctor.memory import check_memory, judge_memory, judge_nodes, parse_cores, parse_total
 from byteps_py.doctor.ports import check_ports, judge_range, parse_range
 from byteps_py.doctor.sharing import check_sharing, in_container, judge_sharing
 from byteps_py.doctor.situation import Situation
 from byteps_py.role import Role
 from byteps_py.settings import JobSettings, ServerSettings, WorkerSettings
+from byteps_py.transport import listening
+from byteps_py.transport.resolve import is_local
 
 JOB = {"num_worker": 2, "num_server": 2, "root_uri": "127.0.0.1", "root_port": 9000}
 GB = 10**9
@@ -108,6 +112,27 @@ class TestCores:
         ]
         assert demands(Situation({})) == []
 
+    def test_servers_and_workers_that_may_live_apart(self, tmp_path: Path) -> None:
+        job = JobSettings(**JOB)  # type: ignore[arg-type]
+        server = ServerSettings(**JOB, omp_num_threads=4, engine_threads=1, omp_wait_policy="active")  # type: ignore[arg-type]
+        worker = WorkerSettings(**JOB, local_size=2, omp_num_threads=2, omp_wait_policy="active")  # type: ignore[arg-type]
+        four = frozenset(range(4))
+        told = [
+            (each.severity.value, each.text)
+            for each in check_cores(Situation({}, None, job, server, worker, four, root=tmp_path))
+            if "OpenMP" in each.text
+        ]
+        sum_of_both = "1 server x 4 + 2 workers x 2 = 8 OpenMP threads"
+        assert told == [
+            ("ok", "1 server x 4 = 4 OpenMP threads fit"),
+            ("ok", "2 workers x 2 = 4 OpenMP threads fit"),
+            ("note", f"{sum_of_both} would be too many for 4 cores, if all of them run on this host"),
+        ]
+        assert list(judge_together([Demand("server", 1, 4, True)], 2)) == [], "that is told already"
+        assert list(judge_together([Demand("server", 1, 1, True), Demand("worker", 1, 1, True)], 2)) == []
+        alone = check_cores(Situation({}, None, job, server, None, frozenset({0, 1}), root=tmp_path))
+        assert "problem" in severities(alone), "whatever else runs"
+
     def test_what_else_runs(self) -> None:
         assert severities(judge_load(7.5, 2, "powersave")) == ["note", "note"]
         assert list(judge_load(1.5, 2, "performance")) == []
@@ -186,6 +211,13 @@ class TestPorts:
         assert severities(judge_range((20000, 40000), 256, [20000], (32768, 60999), None)) == ["note", "note"]
         assert severities(judge_range((20000, 20000), 1, [], None, None)) == ["problem"]
         assert severities(judge_range((20000, 20000), 1, [], None, Role.SERVER)) == ["ok"]
+        assert severities(judge_range((20000, 20000), 1, [20000], None, Role.SERVER, "20000 by x")) == ["problem"]
+        (found,) = judge_range((20000, 20000), 1, [20000], None, Role.SERVER, "20000 by x", runs=True)
+        assert found.text == (
+            "BYTEPS_PORT_RANGE=20000-20000 has 0 free of 1 tried ports, and the job has servers already: 20000 by x"
+        )
+        assert found.severity is Severity.NOTE
+        assert severities(judge_range((20000, 20000), 1, [20000], None, Role.WORKER)) == ["note"], "it listens nowhere"
         assert parse_range("32768\t60999\n") == (32768, 60999)
         assert parse_range("") is parse_range("a b") is None
 
@@ -196,8 +228,45 @@ class TestPorts:
             server = ServerSettings(**JOB, port=port)  # type: ignore[arg-type]
             found = list(check_ports(Situation({}, Role.SERVER, job, server)))
         assert severities(found)[:2] == ["problem", "problem"]
-        assert f"DMLC_PORT: port {port} is in use by process {os.getpid()} of user" in found[0].text
+        assert f"DMLC_PORT: port {port} on 127.0.0.1 is in use by process {os.getpid()} of user" in found[0].text
         assert f"BYTEPS_PORT_RANGE={port}-{port} has 0 free of 1 tried ports: {port} by process" in found[1].text
+
+    def test_only_addresses_of_the_role_count(self) -> None:
+        with socket.create_server(("127.0.0.2", 0)) as held:
+            port = held.getsockname()[1]
+            server = ServerSettings(**JOB, port=port)  # type: ignore[arg-type]
+            (found,) = check_ports(Situation({}, Role.SERVER, JobSettings(**JOB), server))  # type: ignore[arg-type]
+            assert found == Finding(Severity.OK, f"DMLC_PORT={port} is free", facts={"port": port})
+            assert why_not(port) == (errno.EADDRINUSE, "*"), "at all addresses"
+            assert why_not(port, ["127.0.0.1", "127.0.0.2"]) == (errno.EADDRINUSE, "127.0.0.2")
+
+    @pytest.mark.skipif(not is_local("::1"), reason="there is no IPv6 here")
+    def test_a_port_that_is_held_with_ipv6(self) -> None:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as held:
+            port = held.getsockname()[1]
+            assert why_not(port, ["::1"]) == (errno.EADDRINUSE, "::1")
+            assert why_not(port, ["127.0.0.1"]) is None
+            assert why_not(port) == (errno.EADDRINUSE, "*")
+
+    @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "192.0.2.77", "*", socket.gethostname()])
+    def test_it_is_tried_where_the_transport_listens(self, host: str) -> None:
+        if host == "*":
+            situation = Situation({"DMLC_USE_KUBERNETES": "1"})
+            assert scheduler_hosts(situation, JobSettings(**JOB)) == listening._hosts(host, 9000)  # type: ignore[arg-type]
+        else:
+            job = JobSettings(**{**JOB, "root_uri": host})  # type: ignore[arg-type]
+            assert scheduler_hosts(Situation({}), job) == listening._hosts(host, 9000)
+            named = JobSettings(**JOB, node_host=host)  # type: ignore[arg-type]
+            assert server_hosts(named) == listening._hosts(host, 9000)
+
+    def test_processes_of_byteps_py(self) -> None:
+        who = "20000 by process 42 of user ada since 2023-11-14 22:13:20"
+        for command in ("python -m byteps_py server", "/env/bin/python -m byteps_py server", "/bin/bps server"):
+            assert is_ours(f"{who} ({command})"), command
+        for command in ("python /home/byteps_py/serve.py", "/opt/byteps_py/bin/python -m http.server", "bpsx"):
+            assert not is_ours(f"{who} ({command})"), command
+        assert is_ours(f"{who} (nginx); 20001 by process 43 of user ada since now (python /usr/bin/bpslaunch)")
+        assert not is_ours("20000 by nobody who is seen")
 
     def test_ports_that_are_free(self) -> None:
         job = JobSettings(**JOB)  # type: ignore[arg-type]

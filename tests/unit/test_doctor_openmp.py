@@ -116,7 +116,7 @@ class TestLoader:
             "good_one": "__version__ = '3.1'\nprint('hello')\n",
             "odd_one": "import numpy\nnumpy.no_such_name\n",
             "slow_one": "import time\ntime.sleep(600)\n",
-            "last_one": "import os, sys\nprint('bad news', file=sys.stderr, flush=True)\nos._exit(3)\n",
+            "last_one": "import os, sys\nprint('x' * 400 + '\\nbad news', file=sys.stderr, flush=True)\nos._exit(3)\n",
             "companion": "__version__ = '1'\n",
         }.items():
             (tmp_path / f"{name}.py").write_text(text, encoding="ascii")
@@ -138,6 +138,19 @@ class TestLoader:
         assert odd[1].error.startswith("AttributeError: module 'numpy' has no attribute 'no_such_name'")
         assert last[1].error == "the process that imported it ended with status 3: bad news"
         assert loader.load()[0] is good, "once is enough"
+
+    def test_files_of_the_working_directory_are_not_in_the_way(
+        self, packages: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        here = tmp_path / "here"
+        here.mkdir()
+        for name in ("json", "runpy", "numpy", "good_one"):
+            (here / f"{name}.py").write_text("raise SystemExit('the wrong one')\n", encoding="ascii")
+        monkeypatch.chdir(here)
+        monkeypatch.setattr(loading, "FRAMEWORKS", ("good_one",))
+        monkeypatch.setattr(loading, "COMPANIONS", ())
+        ((kernels, good),) = Loader(packages, 60).load()
+        assert (kernels.error, good.version, good.error) == ("", "3.1", "")
 
     def test_one_that_takes_too_long(self, packages: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(loading, "FRAMEWORKS", ("slow_one",))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import platform
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import msgspec
+import numpy as np
 import pytest
 
 from byteps_py.doctor.address import interface_of, judge, judge_name
 from byteps_py.doctor.findings import Finding
 from byteps_py.doctor.inquiry import EXCHANGES, Answer, Exchange, best_clock, inquire
-from byteps_py.doctor.scheduler import compare_software, judge_answer, judge_probes
+from byteps_py.doctor.loading import Loaded, Loader
+from byteps_py.doctor.scheduler import compare_software, judge_answer, judge_probes, own_software
 from byteps_py.settings import JobSettings
 from byteps_py.transport.loopback import LoopbackNetwork
 from byteps_py.transport.probe import Finding as Probed
@@ -183,14 +188,38 @@ class TestAnswers:
         assert {silent.severity.value, other.severity.value, server.severity.value} == {"problem"}
 
 
+class Installed(Loader):
+    """A host with one framework that can be imported and one that cannot."""
+
+    def load(self) -> list[list[Loaded]]:
+        kernels = Loaded("byteps_py.kernels.native")
+        return [
+            [kernels, Loaded("torch", "2.6.0"), Loaded("sklearn", "1.5")],
+            [kernels, Loaded("mxnet", "1.9.1", error="AttributeError: bool")],
+        ]
+
+
 class TestSoftware:
     def test_it_agrees(self) -> None:
         scheduler = Software(Role.SCHEDULER, "0.1.0", "Python 3.11.7, numpy 2.1.0", 1, "a")
         workers = Software(Role.WORKER, "0.1.0", "Python 3.11.7, numpy 2.1.0, torch 2.6.0", 3, "b")
         (found,) = compare_software(OWN, (scheduler, workers))
-        assert found.text == (
-            "the versions of all 5 processes agree: byteps_py 0.1.0, Python 3.11.7, numpy 2.1.0, torch 2.6.0"
-        )
+        common = "byteps_py 0.1.0, Python 3.11.7, numpy 2.1.0 (all 5 processes)"
+        assert found.text == f"the versions agree: {common}, torch 2.6.0 (3 of 5, none on this host)"
+        own = msgspec.structs.replace(OWN, others=f"{OWN.others}, torch 2.6.0")
+        (found,) = compare_software(own, (scheduler, workers))
+        assert found.text == f"the versions agree: {common}, torch 2.6.0 (4 of 5)"
+        assert found.facts == {"processes": {"byteps_py": 5, "Python": 5, "numpy": 5, "torch": 4}}
+
+    def test_frameworks_of_this_host_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("torch", "mxnet"):  # what this process has loaded is not what the loader found
+            monkeypatch.setitem(sys.modules, name, SimpleNamespace(__version__="1.0"))  # type: ignore[arg-type]
+        own = own_software(Installed())
+        assert own.others == f"Python {platform.python_version()}, numpy {np.__version__}, torch 2.6.0"
+        workers = Software(Role.WORKER, own.version, own.others.replace("torch 2.6.0", "torch 2.7.0"), 2, "b")
+        assert shown(compare_software(own, (workers,))) == [
+            ("warning", "versions of torch differ: 2.6.0 on this host; 2.7.0 on 2 workers (b)")
+        ]
 
     def test_it_differs(self) -> None:
         scheduler = Software(Role.SCHEDULER, "0.2.0", "Python 3.12.1", 1, "a")

@@ -20,6 +20,7 @@ import msgspec
 import pytest
 
 from byteps_py.core.actions import Stop
+from byteps_py.core.membership import Membership
 from byteps_py.core.roster import Member
 from byteps_py.errors import SettingsError, TransportError
 from byteps_py.roles import scheduler as scheduler_module
@@ -53,6 +54,7 @@ SETTINGS = SchedulerSettings(
     num_worker=1, num_server=1, root_uri="127.0.0.1", root_port=9000, job_id="job", log_level="info"
 )
 ADDRESS = "tcp://127.0.0.1:9000"
+census = Membership.census
 WAIT = 30.0
 """Seconds that a test waits at most for what must happen."""
 
@@ -219,6 +221,46 @@ class TestRun:
         assert (status.state, status.servers, status.missing) == ("running", 1, "")
         one.send(Bye())
         assert job.end() == 0
+
+    def test_many_inquiries_cost_one_count(self, network: LoopbackNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(scheduler_module, "_TICK", 10 * WAIT)  # the age of a count is no reason here
+        counted = []
+        monkeypatch.setattr(Membership, "census", lambda self, now: counted.append(now) or census(self, now))
+        job = Running(network)
+        one = job.peer(WORKER)
+        asker = Peer(network, worker(77))
+
+        def ask(number: int) -> Status:
+            asker.send(Inquiry(number))
+            status = asker.expect(Status)
+            assert isinstance(status, Status)
+            return status
+
+        first = ask(1)
+        one.send(Heartbeat())
+        one.expect(HeartbeatReply)
+        asker.send(alone(worker(77, job_id="else")).register)
+        asker.expect(Refused)
+        last = [ask(number) for number in range(2, 20)][-1]
+        assert len(counted) == 1
+        assert (last.number, last.workers, last.servers) == (19, 1, 0)
+        assert last.uptime > first.uptime > 0
+        assert last.clock >= first.clock > 0
+        two = job.peer(SERVER)
+        two.expect(Welcome)
+        assert (ask(20).state, len(counted)) == ("running", 2), "who comes is seen at once"
+        one.send(Bye())
+        assert job.end() == 0
+
+    def test_a_count_grows_old(self, network: LoopbackNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+        counted: list[float] = []
+        monkeypatch.setattr(Membership, "census", lambda self, now: counted.append(now) or census(self, now))
+        endpoint = network.endpoint(SCHEDULER)
+        scheduler = Scheduler(SETTINGS, endpoint)
+        for now in (100.0, 100.9, 101.0, 101.5, 102.1):
+            scheduler._describe(1, now)
+        assert counted == [100.0, 101.0, 102.1]
+        endpoint.close()
 
     def test_every_run_has_a_number_of_its_own(self) -> None:
         jobs = set()
