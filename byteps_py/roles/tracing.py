@@ -39,7 +39,7 @@ class WorkerTracing:
         shares = any(each.node != me.node and each.local_rank == me.local_rank for each in welcome.participants)
         self.times.node = NodeTimes(self._node.held(counts[0]), self._node.sum_times, self._upstream)
         owner = Owner(Role.WORKER.value, welcome.rank, welcome.job, *counts, me.local_rank, shares)
-        self.trace.begin(owner, (("lane", self._own), ("node lane", self._for_the_node)))
+        self.trace.begin(owner, (("lane", self._own), ("node lane", self._for_the_node)), self._forget)
 
     def placed(self, placements: Sequence[Placement]) -> None:
         """Tensors have ids."""
@@ -50,6 +50,10 @@ class WorkerTracing:
 
     def _for_the_node(self, names: Names, us: Microseconds, now: float) -> Iterable[Sequence[Span]]:
         return node_groups(self._node, self._upstream, names, us, now)
+
+    def _forget(self) -> None:
+        for each in (self.times, self._node, self._upstream):
+            each.forget()
 
 
 class ServerTracing:
@@ -68,7 +72,7 @@ class ServerTracing:
         """The job is complete."""
         counts = len(welcome.participants), len(welcome.servers)
         owner = Owner(Role.SERVER.value, welcome.rank, welcome.job, *counts)
-        self.trace.begin(owner, (("lane", self._groups),))
+        self.trace.begin(owner, (("lane", self._groups),), self.spans.forget)
 
     def _groups(self, names: Names, us: Microseconds, now: float) -> Iterable[Sequence[Span]]:
         return server_groups(self.spans, names, us, now)

@@ -394,7 +394,7 @@ class Worker:
         while self._commands:  # nobody will perform them any more, which they tell their callers
             self._commands.popleft()(time.monotonic())
         self._endpoint.close()
-        if self._tracing is not None:
-            self._tracing.trace.finish()
         if self._goodbye is None and self._calls.exchange is not None:
             self._on_abort(error)
+        if self._tracing is not None:  # after that: it may take a while
+            self._tracing.trace.finish()

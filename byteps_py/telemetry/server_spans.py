@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from byteps_py.telemetry.stages import Arrived, Held, SumTimes
 from byteps_py.telemetry.window import Window
@@ -13,17 +13,23 @@ from byteps_py.telemetry.window import Window
 __all__ = ["Round", "ServerSpans", "Summation", "Together"]
 
 
+_OF_A_SUM: Final = 5
+"""Spans of a round, or of rounds that were summed at once, beside one for each contribution: there may be hundreds."""
+
+
 class Round:
     """One round of a key on a server: by rank when a contribution arrived and when it was taken in.
 
     ``replies`` counts the results that were handed to the socket, ``replied`` is when the last one was, 0 before.
+    ``room`` is for how many contributions there is room.
     """
 
-    __slots__ = ("arrivals", "key", "replied", "replies", "round")
+    __slots__ = ("arrivals", "key", "replied", "replies", "room", "round")
 
-    def __init__(self, key: int, round: int) -> None:
+    def __init__(self, key: int, round: int, room: int) -> None:
         self.key = key
         self.round = round
+        self.room = room
         self.arrivals: dict[int, tuple[float, float]] = {}
         self.replies = 0
         self.replied = 0.0
@@ -68,6 +74,7 @@ class ServerSpans:
 
     Attributes:
         rounds, together, sums: what there is.
+        open: the latest round of each key.
     """
 
     def __init__(self, window: Window) -> None:
@@ -75,6 +82,12 @@ class ServerSpans:
         self.rounds: list[Round] = []
         self.together: list[Together] = []
         self.sums: list[Summation] = []
+        self.open: dict[int, Round] = {}
+
+    def forget(self) -> None:
+        """Free what was kept, when it is written. Any thread, when the window is closed."""
+        for each in (self.rounds, self.together, self.sums, self.open):
+            each.clear()
 
     def held(self, size: int) -> Held:
         """What takes the place of :class:`~byteps_py.telemetry.stages.Held`."""
@@ -105,7 +118,7 @@ class _HeldSpans(Held):
     def __init__(self, size: int, spans: ServerSpans) -> None:
         super().__init__(size)
         self._spans = spans
-        self._open: dict[int, Round] = {}
+        self._open = spans.open
         self._last: Together | None = None
 
     def arrived(self, key: int, round: int, rank: int, now: float, stands_for: int = 1, size: int = 0) -> None:
@@ -114,12 +127,17 @@ class _HeldSpans(Held):
         if window.first <= round <= window.last:
             current = self._open.get(key)
             if current is None or current.round < round:
-                if not window.takes(6):
+                if current is not None:  # no more contributions to it will come: workers sum for others
+                    window.left += current.room - len(current.arrivals)
+                    current.room = len(current.arrivals)
+                room = size or self._size
+                if not window.takes(_OF_A_SUM + room):
                     return
-                current = self._open[key] = Round(key, round)
+                current = self._open[key] = Round(key, round, room)
+                current.arrivals[rank] = now, time.monotonic()
                 self._spans.rounds.append(current)
                 window.seen((key,))
-            if current.round == round:
+            elif current.round == round:
                 current.arrivals.setdefault(rank, (now, time.monotonic()))
         elif round == window.late:
             window.end()
@@ -144,7 +162,9 @@ class _HeldSpans(Held):
         keys, rounds = table["key"].tolist(), table["round"].tolist()
         if max(rounds) >= window.late:
             window.end()
-        if max(rounds) < window.first or min(rounds) > window.last or not window.takes(6):
+        if max(rounds) < window.first or min(rounds) > window.last:
+            return
+        if not window.takes(_OF_A_SUM + len(bundles) + len(keys)):
             return
         arrivals = [(each.rank, each.number, each.arrived) for each in bundles]
         self._last = Together(keys, rounds, arrivals, begun, time.monotonic())

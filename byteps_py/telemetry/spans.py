@@ -27,16 +27,17 @@ _monotonic: Final = time.monotonic
 
 
 class Passage:
-    """One partition in one round: when it was submitted, sent, accepted, answered, copied out; 0: it was not."""
+    """One partition in one round: when it was submitted, sent, accepted, answered, copied out, or failed; 0: it was
+    not."""
 
-    __slots__ = ("accepted", "begun", "copied", "key", "received", "round", "sent", "submitted")
+    __slots__ = ("accepted", "begun", "copied", "failed", "key", "received", "round", "sent", "submitted")
 
     def __init__(self, key: int, round: int, submitted: float, sent: float) -> None:
         self.key = key
         self.round = round
         self.submitted = submitted
         self.sent = sent
-        self.accepted = self.received = self.begun = self.copied = 0.0
+        self.accepted = self.received = self.begun = self.copied = self.failed = 0.0
 
 
 class Finished(NamedTuple):
@@ -52,11 +53,12 @@ class Finished(NamedTuple):
 class Cargo:
     """A bundle: its number, its entries, when it was sent and accepted (0: not seen).
 
-    ``results`` are (arrived, copied, keys), keys being None where all came at once.
+    ``results`` are (arrived, copied, keys), keys being None where all came at once; ``over``
+    is when the last came: entries without a result have failed by then.
     ``note`` takes begin and end of the copy of the next entry: two floats that exist anyway, and nothing is made.
     """
 
-    __slots__ = ("_skipped", "_table", "_times", "accepted", "note", "number", "results", "sent")
+    __slots__ = ("_skipped", "_table", "_times", "accepted", "note", "number", "over", "results", "sent")
 
     def __init__(self, number: int, table: bytearray) -> None:
         self.number = number
@@ -64,7 +66,7 @@ class Cargo:
         self._skipped = len(table)
         self._times: list[float] = []
         self.note = self._times.append
-        self.sent = self.accepted = 0.0
+        self.sent = self.accepted = self.over = 0.0
         self.results: list[tuple[float, float, list[int] | None]] = []
 
     def __len__(self) -> int:
@@ -107,6 +109,11 @@ class WorkerSpans(WorkerTimes):
         self._copied = 0.0
         self._looked = 0
 
+    def forget(self) -> None:
+        """Free what was kept, when it is written. Any thread, when the window is closed."""
+        for each in (self.passages, self.finished, self.cargo, self._open, self._bundles):
+            each.clear()
+
     def sent(self, key: int, round: int, submitted: float, now: float) -> None:
         super().sent(key, round, submitted, now)
         window = self.window
@@ -132,6 +139,16 @@ class WorkerSpans(WorkerTimes):
             passage.received = now
             if passage.round == self.window.until:
                 self.window.done((key,))
+
+    def dropped(self, key: int) -> None:
+        super().dropped(key)
+        passage, window = self._open.pop(key, None), self.window
+        if passage is not None and not passage.received:
+            passage.failed = time.monotonic()
+            if passage.round == window.until:
+                window.done((key,))
+                self._look_back()
+                window.check()
 
     def copied_out(self, key: int, begun: float) -> None:
         super().copied_out(key, begun)
@@ -194,7 +211,8 @@ class WorkerSpans(WorkerTimes):
         keys = None if count == len(bundle.keys) else [each.key for each in flights if each.bundle is bundle]
         cargo.results.append((now, max(now, self._copied), keys))
         if not bundle.left:
-            del self._bundles[bundle.number]
+            cargo.over = now
+            self._bundles.pop(bundle.number, None)
             window = self.window
             if window.last and cargo.reaches(window.until):
                 window.done([each[0] for each in cargo.entries() if each[1] == window.until])

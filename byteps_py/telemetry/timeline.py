@@ -9,7 +9,8 @@ A worker has, for each tensor in each step, ``Comm.NAME`` from its submission to
     PUSH_PULL  both, where the result came without word of the contribution before it
     COPY_OUT   the result is copied to where the caller wants it
 
-with a chain of QUEUE to COPY_OUT for each partition.  A server has, for each of its keys in each step::
+with a chain of QUEUE to COPY_OUT for each partition.  What is not over is marked ``unfinished`` and lasts until the end
+of the trace; what a server has rejected is marked ``failed``.  A server has, for each of its keys in each step::
 
     RECEIVE    a contribution has come; until it is taken into account
     WAIT       from the first contribution to the last one: ``last`` is the worker that was waited for, ``alone_us``
@@ -29,7 +30,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from byteps_py.telemetry.server_spans import Round, ServerSpans, Together
+from byteps_py.telemetry.server_spans import ServerSpans, Together
 from byteps_py.telemetry.spans import Cargo, Finished, Passage, WorkerSpans
 from byteps_py.telemetry.tracks import Span
 from byteps_py.types import PARTITION_BITS, split_key
@@ -89,6 +90,8 @@ def _chain(passage: Passage, label: str, us: Microseconds, now: float, prefix: s
     """The stages of one partition."""
     details = _details(label, passage.key, passage.round)
     yield Span(us(passage.submitted), us(passage.sent), f"{label}.{prefix}QUEUE", details)
+    if passage.failed:
+        details, now = {**details, "failed": True}, passage.failed
     yield from _way(passage.sent, passage.accepted, passage.received, f"{label}.{prefix}", details, us, now)
     if passage.copied:
         name = "BROADCAST" if prefix else "COPY_OUT"
@@ -100,7 +103,7 @@ def _way(
 ) -> Iterator[Span]:
     """To the server and back; what did not happen is 0."""
     accepted = 0.0 if received and accepted > received else accepted
-    if not received:
+    if not received and "failed" not in details:
         details = {**details, "unfinished": True}
     end = received or now
     if accepted:
@@ -120,15 +123,17 @@ def _cargo(cargo: Cargo, first: int, last: int, names: Names, us: Microseconds, 
         label = tensor_label(key >> PARTITION_BITS, names)
         details = {**_details(label, key, step), "bundle": cargo.number}
         received, copied = arrived.get(key, whole)
+        end = copied or cargo.over or now
+        open_details = details
         if not received:
-            details["unfinished"] = True
+            open_details = {**details, "failed" if cargo.over else "unfinished": True}
         group = [
-            Span(us(begun), us(copied or now), label, details),
+            Span(us(begun), us(end), label, open_details),
             Span(us(begun), us(joined), f"{label}.COPY_IN", details),
-            Span(us(joined), us(cargo.sent or now), f"{label}.QUEUE", details),
+            Span(us(joined), us(cargo.sent or now), f"{label}.QUEUE", details if cargo.sent else open_details),
         ]
         if cargo.sent:
-            group.extend(_way(cargo.sent, cargo.accepted, received, f"{label}.", details, us, now))
+            group.extend(_way(cargo.sent, cargo.accepted, received, f"{label}.", open_details, us, end))
         if received:
             group.append(Span(us(received), us(copied), f"{label}.COPY_OUT", details))
         yield group
@@ -154,11 +159,12 @@ def _rounds(
     sums = {(each.key, each.round): each for each in list(spans.sums)}
     upstream = {(each.key, each.round): each for each in passages}
     for each in list(spans.rounds):
+        arrivals = list(each.arrivals.items())  # the server may have one of them in hand
         label = tensor_label(each.key >> PARTITION_BITS, names)
         start = f"{label}.{prefix}"
         details = _details(label, each.key, each.round)
-        group = list(_arrivals(each, start, details, us))
-        end = max(taken for _, taken in each.arrivals.values())
+        group = list(_arrivals(arrivals, start, details, us))
+        end = max(taken for _, (_, taken) in arrivals)
         found = sums.get((each.key, each.round))
         if found is not None:
             group.append(Span(us(found.asked), us(found.begun), f"{start}SUM_QUEUE", details))
@@ -167,21 +173,23 @@ def _rounds(
         passage = upstream.get((each.key, each.round))
         if passage is not None:
             group.extend(_chain(passage, label, us, now, prefix))
-            end = max(end, passage.copied or passage.received or now)
+            end = max(end, passage.copied or passage.received or passage.failed or now)
         if each.replied:
             group.append(Span(us(end), us(max(end, each.replied)), f"{start}REPLY", details))
         else:
             details = {**details, "unfinished": True}
         over = max(end, each.replied or now)
-        first = min(at for at, _ in each.arrivals.values())
+        first = min(at for _, (at, _) in arrivals)
         yield [Span(us(first), us(over), f"{label}.REDUCE" if prefix else label, details), *group]
 
 
-def _arrivals(round: Round, start: str, details: dict[str, Any], us: Microseconds) -> Iterator[Span]:
+def _arrivals(
+    arrivals: Sequence[tuple[int, tuple[float, float]]], start: str, details: dict[str, Any], us: Microseconds
+) -> Iterator[Span]:
     """Who came when."""
-    for rank, (at, taken) in round.arrivals.items():
+    for rank, (at, taken) in arrivals:
         yield Span(us(at), us(taken), f"{start}RECEIVE", {**details, "worker": rank})
-    yield from _wait([(rank, at) for rank, (at, _) in round.arrivals.items()], start, details, us)
+    yield from _wait([(rank, at) for rank, (at, _) in arrivals], start, details, us)
 
 
 def _wait(

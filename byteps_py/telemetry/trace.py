@@ -4,8 +4,10 @@ Where it is written: a worker to ``DIR/<local rank>/comm.json``, as BytePS did. 
 DIR the first one to come has that path, and the others write ``DIR/worker-<rank>/comm.json``.  A server writes
 ``DIR/server-<rank>/comm.json``.
 
-When: as soon as all traced tensors have passed the last step, on a thread of its own, or else when the role ends,
-however it does.  Nothing that is wrong with the file harms the job: it is told in one warning.
+When: as soon as all traced tensors have passed the last step, or else when the role ends, however it does.  A thread
+that waits for that from the start writes, and nobody else: at the end of an interpreter no thread can be started any
+more.  While the role works it writes in slices, and rests between them, since Python lets one thread run at a time.
+Nothing that is wrong with the file harms the job: it is told in one warning.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from byteps_py.errors import SettingsError
 from byteps_py.settings import TraceSettings
 from byteps_py.telemetry.clock import ClockProbe, shift
 from byteps_py.telemetry.timeline import Microseconds, Names
-from byteps_py.telemetry.trace_file import FORMAT, Event, process_number, write_trace
+from byteps_py.telemetry.trace_file import FORMAT, Event, process_number, temporary_name, write_trace
 from byteps_py.telemetry.tracks import Span, lay_out
 from byteps_py.telemetry.window import MOST_SPANS, Window
 
@@ -33,7 +35,14 @@ __all__ = ["Owner", "Section", "Trace", "prepare_trace"]
 _STRAGGLE_SECONDS: Final = 0.5
 """After the last tensor has passed, for what others of the process still have to do with the last step."""
 _CLOSE_SECONDS: Final = 10.0
-"""How long a thread that hangs in a write, as on a network drive, may hold a role that ends."""
+"""How long writing, which may hang as on a network drive, may hold a role that ends: in all, however often asked."""
+_SLICE: Final = 250
+"""So many groups or events are handled at a time: a millisecond or two, less than another thread waits for its turn
+anyway (:func:`sys.getswitchinterval`)."""
+_REST_SECONDS: Final = 0.005
+"""Between two slices, while the role works."""
+
+_Item = TypeVar("_Item")
 
 
 class Owner(NamedTuple):
@@ -58,6 +67,10 @@ class Owner(NamedTuple):
 
 Section = tuple[str, Callable[[Names, Microseconds, float], Iterable[Sequence[Span]]]]
 """Title of some tracks, and what gives their groups: from names, the clock, and the time of now."""
+
+
+def _nothing() -> None:
+    """Nothing was recorded."""
 
 
 def prepare_trace(settings: TraceSettings) -> None:
@@ -95,7 +108,9 @@ class Trace:
     """
 
     def __init__(self, settings: TraceSettings, log: logging.Logger, most: int = MOST_SPANS) -> None:
-        self.window = Window(settings.trace_start_step, settings.trace_end_step, most, self._over)
+        self._wanted = threading.Event()
+        self._ends = threading.Event()
+        self.window = Window(settings.trace_start_step, settings.trace_end_step, most, self._wanted.set)
         self._windows = [self.window]
         self._most = most
         self.probe = ClockProbe()
@@ -108,9 +123,8 @@ class Trace:
         self._sections: Sequence[Section] = ()
         self._path: Path | None = None
         self._claim: Path | None = None
-        self._lock = threading.Lock()
-        self._written = False
-        self._ends = threading.Event()
+        self._forget: Callable[[], None] = _nothing
+        self._deadline: float | None = None
         self._thread: threading.Thread | None = None
 
     def further_window(self) -> Window:
@@ -119,67 +133,92 @@ class Trace:
         self._windows.append(Window(settings.trace_start_step, settings.trace_end_step, self._most // 4))
         return self._windows[-1]
 
-    def begin(self, owner: Owner, sections: Sequence[Section]) -> None:
-        """The job is complete; ``sections`` are asked when all is recorded."""
-        self._owner = owner
-        self._sections = sections
+    def begin(self, owner: Owner, sections: Sequence[Section], forget: Callable[[], None] = _nothing) -> None:
+        """The job is complete.
+
+        Args:
+            owner: of the trace.
+            sections: asked on the thread that writes, when all is recorded.
+            forget: called there when that is over, to free what was recorded.
+        """
+        self._owner, self._sections, self._forget = owner, sections, forget
         try:
             self._path = self._choose_path(owner)
+            _remove_remains(self._path)
         except OSError as error:
+            self._warn(error)
+        thread = threading.Thread(target=self._run, name="byteps-trace", daemon=True)
+        try:
+            thread.start()
+            self._thread = thread
+        except RuntimeError as error:
             self._warn(error)
 
     def finish(self) -> None:
-        """Write what there is, unless it is written; a second call does nothing."""
+        """Wait until what there is is written, for some seconds at most; a second call gives no further ones."""
         if os.getpid() != self._pid:
             return
         self._ends.set()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(_CLOSE_SECONDS)
-        self._write()
+        self._wanted.set()
+        is_first = self._deadline is None
+        if self._deadline is None:
+            self._deadline = time.monotonic() + _CLOSE_SECONDS
+        if self._thread is None:
+            self._stop()
+            self._forget()
+        else:
+            self._thread.join(max(0.0, self._deadline - time.monotonic()))
+            if is_first and self._thread.is_alive():
+                text = "the trace of this process is lost if the process ends now: writing %s has taken more than %g s"
+                self._log.warning(text, self._path, _CLOSE_SECONDS)
         if self._claim is not None:
             with contextlib.suppress(OSError):
                 self._claim.unlink(missing_ok=True)
 
-    def _over(self) -> None:
-        thread = threading.Thread(target=self._write_soon, name="byteps-trace", daemon=True)
-        with contextlib.suppress(RuntimeError):  # none can be started: the interpreter ends, and finish() will write
-            thread.start()
-            self._thread = thread
-
-    def _write_soon(self) -> None:
+    def _run(self) -> None:
+        self._wanted.wait()
         self._ends.wait(_STRAGGLE_SECONDS)
-        self._write()
-
-    def _write(self) -> None:
-        if not self._lock.acquire(timeout=_CLOSE_SECONDS):
-            return
+        self._stop()
         try:
-            owner, path = self._owner, self._path
-            if self._written or owner is None or path is None:
-                return
-            self._written = True
-            self.probe.stop()
-            for window in self._windows:
-                window.close()
-            points, bound = self.probe.mapping()
-            now = time.monotonic()
-
-            def us(seconds: float) -> int:
-                return shift(points, int(seconds * 1e9)) // 1000
-
-            count = write_trace(path, self._about(owner), self._events(owner, us, now))
-            error = "its own clock" if bound is None else f"the scheduler's clock, give or take {bound / 1000:.0f} µs"
-            self._log.info("the trace is written: %s, %d events by %s", path, count, error)
-            if dropped := self._dropped():
-                text = "the trace is full: %d spans were left out; trace fewer steps (BYTEPS_TRACE_END_STEP)"
-                self._log.warning(text, dropped)
+            if self._owner is not None and self._path is not None:
+                self._write(self._owner, self._path)
         except Exception as error:  # a trace never harms the job, whatever is wrong with it
             self._warn(error)
         finally:
-            self._lock.release()
+            self._sections = ()
+            self._forget()
 
-    def _events(self, owner: Owner, us: Microseconds, now: float) -> Iterator[Event]:
+    def _stop(self) -> None:
+        """Record nothing further."""
+        self.probe.stop()
+        for window in self._windows:
+            window.close()
+
+    def _write(self, owner: Owner, path: Path) -> None:
+        points, bound = self.probe.mapping()
+        offset = points[0].offset
+        now = time.monotonic()
+        names = dict(self.names)  # tensors may be placed meanwhile
+
+        def us(seconds: float) -> int:
+            nanoseconds = int(seconds * 1e9)
+            return (nanoseconds + offset if len(points) == 1 else shift(points, nanoseconds)) // 1000
+
+        count = write_trace(path, self._about(owner, names), self._paced(self._events(owner, names, us, now)))
+        error = "its own clock" if bound is None else f"the scheduler's clock, give or take {bound / 1000:.0f} µs"
+        self._log.info("the trace is written: %s, %d events by %s", path, count, error)
+        if dropped := self._dropped():
+            text = "the trace is full: %d spans were left out; trace fewer steps (BYTEPS_TRACE_END_STEP)"
+            self._log.warning(text, dropped)
+
+    def _paced(self, items: Iterable[_Item]) -> Iterator[_Item]:
+        """The same, with a rest now and then until the role ends."""
+        for number, each in enumerate(items, 1):
+            if number % _SLICE == 0:
+                self._ends.wait(_REST_SECONDS)
+            yield each
+
+    def _events(self, owner: Owner, names: Names, us: Microseconds, now: float) -> Iterator[Event]:
         number = process_number(owner.role, owner.rank)
         name = f"{owner.role} {owner.rank}"
         yield Event("M", number, 0, "process_name", args={"name": name})
@@ -187,14 +226,14 @@ class Trace:
         yield Event("M", number, 0, "process_sort_index", args={"sort_index": _place(owner)})
         track = 0
         for title, groups in self._sections:
-            for index, spans in enumerate(lay_out(groups(self.names, us, now))):
+            for index, spans in enumerate(lay_out(self._paced(groups(names, us, now)))):
                 track += 2 if track + 1 == number else 1  # a viewer would take it for the main thread
                 yield Event("M", number, track, "thread_name", args={"name": f"{title} {index}"})
                 yield Event("M", number, track, "thread_sort_index", args={"sort_index": track})
                 for begin, end, label, details in spans:
                     yield Event("X", number, track, label, "Comm", begin, end - begin, args=details)
 
-    def _about(self, owner: Owner) -> dict[str, Any]:
+    def _about(self, owner: Owner, names: Names) -> dict[str, Any]:
         points, bound = self.probe.mapping()
         return {
             "byteps_py": FORMAT,
@@ -216,7 +255,7 @@ class Trace:
                 "exchanges": self.probe.exchanges,
                 "drift_us": (points[-1].offset - points[0].offset) / 1000,
             },
-            "tensors": {str(tensor): name for tensor, name in self.names.items()},
+            "tensors": {str(tensor): name for tensor, name in names.items()},
         }
 
     def _dropped(self) -> int:
@@ -245,3 +284,22 @@ class Trace:
 def _place(owner: Owner) -> int:
     """Servers first."""
     return owner.rank if owner.role == "server" else 65536 + owner.rank
+
+
+def _remove_remains(path: Path) -> None:
+    """Remove what processes of this host have left that were killed while they wrote ``path``."""
+    head, tail = temporary_name(path, 0).rsplit("0", 1)
+    for each in path.parent.glob(f".{path.name}.*{tail}"):
+        pid = each.name.removeprefix(head).removesuffix(tail)
+        if pid.isascii() and pid.isdigit() and not _is_alive(int(pid)):
+            each.unlink(missing_ok=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # it is another user's
+        return True
+    return True

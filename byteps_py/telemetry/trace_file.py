@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -23,13 +25,14 @@ import msgspec
 
 from byteps_py.errors import TraceError
 
-__all__ = ["FORMAT", "Event", "TraceReader", "process_number", "write_trace"]
+__all__ = ["FORMAT", "Event", "TraceReader", "process_number", "temporary_name", "write_trace"]
 
 FORMAT: Final = 1
 _START: Final = b'{"displayTimeUnit":"ms","otherData":'
 _EVENTS: Final = b',"traceEvents":['
 _END: Final = b"]}"
-_PIECE: Final = 1 << 20
+_BATCH: Final = 1000
+"""Events that are encoded at once, which is quicker than one by one."""
 _LONGEST_LINE: Final = 1 << 26
 
 
@@ -74,7 +77,7 @@ def write_trace(path: Path, about: dict[str, Any], events: Iterable[Event]) -> i
         OSError: it cannot be written; what was there is as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(temporary_name(path, os.getpid()))
     try:
         with open(temporary, "wb") as file:
             count = _write(file, about, events)
@@ -86,17 +89,19 @@ def write_trace(path: Path, about: dict[str, Any], events: Iterable[Event]) -> i
     return count
 
 
+def temporary_name(path: Path, pid: int) -> str:
+    """What ``path`` is called while process ``pid`` of this host writes it."""
+    return f".{path.name}.{socket.gethostname()}.{pid}.tmp"
+
+
 def _write(file: IO[bytes], about: dict[str, Any], events: Iterable[Event]) -> int:
     file.write(_START + _encoder.encode(about) + _EVENTS)
-    count, piece = 0, bytearray()
-    for event in events:
-        piece += b",\n" if count else b"\n"
-        piece += _encoder.encode(event)
-        count += 1
-        if len(piece) >= _PIECE:
-            file.write(piece)
-            piece.clear()
-    file.write(piece + b"\n" + _END + b"\n")
+    count, rest = 0, iter(events)
+    while batch := list(islice(rest, _BATCH)):
+        lines = _encoder.encode_lines(batch)[:-1].replace(b"\n", b",\n")  # in a string of JSON there is none
+        file.write((b",\n" if count else b"\n") + lines)
+        count += len(batch)
+    file.write(b"\n" + _END + b"\n")
     return count
 
 
@@ -130,6 +135,8 @@ class TraceReader:
         problem = next((text for each in _processes(about) if (text := _lacks(each))), None)
         if problem is not None:
             raise TraceError(f"{path}: its first line is damaged: {problem}")
+        if not _are_names(about.get("tensors", {})):
+            raise TraceError(f"{path}: its first line is damaged: no names of tensors by their numbers in 'tensors'")
         self.about: dict[str, Any] = about
 
     @property
@@ -165,6 +172,13 @@ def _processes(about: dict[str, Any]) -> list[Any]:
     """Those of a merged trace, or the one that wrote this."""
     found = about.get("processes", []) if about.get("role") == "job" else [about]
     return found if isinstance(found, list) and found else [None]
+
+
+def _are_names(tensors: Any) -> bool:
+    """Whether these are names of tensors by their ids."""
+    return isinstance(tensors, dict) and all(
+        len(each) < 20 and each.isascii() and each.isdigit() and isinstance(name, str) for each, name in tensors.items()
+    )
 
 
 def _lacks(process: Any) -> str | None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from byteps_py.errors import TraceError
+from byteps_py.errors import SettingsError, TraceError
 
 if TYPE_CHECKING:
     from byteps_py.traces.merge import Traces
@@ -45,6 +45,8 @@ def _merge(arguments: argparse.Namespace) -> int:
 
     traces = find_traces(arguments.folder)
     path = arguments.output or arguments.folder / _MERGED
+    if any(each.resolve() == path.resolve() for each in traces.inputs):
+        raise SettingsError(f"-o {path}: this is the trace of a process, which is merged: choose another file")
     _say(traces)
     try:
         merged = merge_traces(traces, path)

@@ -39,11 +39,13 @@ class Traces:
         readers: of its processes, servers first, by rank.
         broken: what is wrong with files that are left out because of it.
         remarks: what else a user should know.
+        inputs: all files of processes, whether they are used or not.
     """
 
     readers: list[TraceReader] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    inputs: list[Path] = field(default_factory=list)
 
     @property
     def names(self) -> dict[int, str]:
@@ -87,9 +89,11 @@ def find_traces(folder: Path) -> Traces:
             reader = TraceReader(path)
         except TraceError as error:
             traces.broken.append(str(error))
+            traces.inputs.append(path)
             continue
         if reader.about["role"] != "job":  # else it is what was made of the others
             traces.readers.append(reader)
+            traces.inputs.append(path)
     _choose_job(traces)
     for reader in list(traces.readers):
         try:

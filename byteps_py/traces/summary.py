@@ -56,10 +56,10 @@ class Summary:
             return
         label = str(args.get("name", ""))
         stage = event.name[len(label) + 1 :]
-        if not stage:
-            if role == "worker":
-                self._tensors[label].append(event.dur)
-        elif stage in _STAGES[role]:
+        is_over = not (args.get("unfinished") or args.get("failed"))  # else its length says nothing
+        if is_over and not stage and role == "worker":
+            self._tensors[label].append(event.dur)
+        elif is_over and stage in _STAGES[role]:
             self._stages[role, stage].append(event.dur)
         if stage in ("WAIT", "REDUCE_WAIT"):
             waits = self._waits[int(args["last"])]

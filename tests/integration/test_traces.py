@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -77,19 +77,32 @@ def test_each_process_writes_a_trace_and_bps_makes_one_of_them(folder: Path) -> 
         count = Counter(each["name"] for each in spans if each["pid"] == pid)
         assert [count[f"Comm.{name}"] for name in ("large", "a", "b")] == [LAST - FIRST + 1] * 3
         assert count["Comm.large.COPY_OUT"] == 3 * (LAST - FIRST + 1)
-    check_causes(events)
+    check_causes(events, traces.load(folder / "trace.json")["otherData"]["processes"])
     told = json.loads(bps("trace", "summary", str(folder), "--json").stdout)
     assert sum(each["rounds"] for each in told["waited_for"]) > 3 * (LAST - FIRST)
     assert told["clock"]["unknown"] == 0
 
 
-def check_causes(events: list[dict[str, Any]]) -> None:
+def check_causes(events: list[dict[str, Any]], processes: list[dict[str, Any]]) -> None:
     """What is pushed arrives later, give or take what the clocks are known to."""
     starts = {each["id"]: each for each in events if each["ph"] == "s"}
     assert {each["name"] for each in starts.values()} == {"push", "result"}
     by_way = Counter((each["name"], each["pid"]) for each in starts.values())
     assert {pid for name, pid in by_way if name == "push"} == {9, 11}
     assert {pid for name, pid in by_way if name == "result"} <= {8, 10}
+    error = 2 * max(each["clock"]["error_us"] for each in processes) + 2
+    ways: dict[tuple[int, int], dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for each in events:
+        if each["ph"] == "X" and "partition" in each["args"] and each["args"]["name"] == "Comm.large":
+            stage = each["name"].removeprefix("Comm.large.").replace("PUSH_PULL", "PUSH")
+            ways[each["args"]["partition"], each["args"]["step"]][stage].append(each)
+    assert len(ways) == 3 * (LAST - FIRST + 1)
+    for stages in ways.values():
+        (total,) = stages["SUM"]
+        assert (len(stages["PUSH"]), len(stages["RECEIVE"]), len(stages["COPY_OUT"])) == (2, 2, 2)
+        assert max(each["ts"] for each in stages["PUSH"]) <= max(each["ts"] for each in stages["RECEIVE"]) + error
+        assert max(each["ts"] for each in stages["RECEIVE"]) <= total["ts"] + total["dur"]
+        assert total["ts"] <= min(each["ts"] for each in stages["COPY_OUT"]) + error
 
 
 def test_perfetto_reads_it(folder: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+import subprocess
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from byteps_py.telemetry import trace as tracing
 from byteps_py.telemetry.spans import WorkerSpans
 from byteps_py.telemetry.timeline import Microseconds, Names
 from byteps_py.telemetry.trace import Owner, Trace, prepare_trace
+from byteps_py.telemetry.trace_file import Event, temporary_name
 from byteps_py.telemetry.tracks import Span
 from byteps_py.trace_settings import TraceSettings
 from tests.helpers import traces
@@ -137,7 +140,7 @@ class TestWriting:
         trace.finish()
         assert path.read_bytes() == before
 
-    def test_where_no_thread_can_be_started_it_is_written_at_the_end(
+    def test_where_no_thread_can_be_started_any_more_it_is_written(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class NoThread:
@@ -148,11 +151,9 @@ class TestWriting:
                 raise RuntimeError("can't create new thread at interpreter shutdown")
 
         trace, spans = make(tmp_path)
-        monkeypatch.setattr(tracing.threading, "Thread", NoThread)
+        monkeypatch.setattr(tracing.threading, "Thread", NoThread)  # as at the end of an interpreter
         for round_ in (1, 2):
             step(spans, round_)
-        monkeypatch.undo()
-        assert not list(tmp_path.rglob("*.json"))
         trace.finish()
         assert len(traces.spans(tmp_path / "0" / "comm.json")) == 2
 
@@ -167,6 +168,65 @@ class TestWriting:
         assert (about["first_step"], about["last_step"], about["tensors"]) == (1, 2, {"0": "w"})
         step(spans, 2)
         assert len(spans.finished) == 1
+
+    def test_a_write_that_hangs_holds_the_role_until_one_deadline(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(tracing, "_CLOSE_SECONDS", 0.1)
+        hangs = threading.Event()
+        monkeypatch.setattr(tracing, "write_trace", lambda *_: hangs.wait(60) and 0)
+        trace, _ = make(tmp_path)
+        with caplog.at_level("WARNING", "byteps_py.worker"):
+            trace.finish()
+            trace.finish()
+        hangs.set()
+        assert trace._thread is not None
+        trace._thread.join(60)
+        (line,) = caplog.messages
+        assert line.startswith("the trace of this process is lost if the process ends now: ")
+        assert str(tmp_path / "0" / "comm.json") in line
+
+    def test_tensors_may_be_placed_while_it_is_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        trace, spans = make(tmp_path)
+        events = trace._events
+
+        def place(owner: Owner, names: Names, us: Microseconds, now: float) -> Iterator[Event]:
+            trace.names[1] = "placed meanwhile"
+            assert names == {0: "w"}
+            return events(owner, names, us, now)
+
+        monkeypatch.setattr(trace, "_events", place)
+        step(spans, 1)
+        trace.finish()
+        assert len(traces.spans(tmp_path / "0" / "comm.json")) == 1
+
+    def test_what_was_killed_while_it_wrote_leaves_nothing_for_ever(self, tmp_path: Path) -> None:
+        with subprocess.Popen(["true"]) as dead:
+            dead.wait(30)
+        path = tmp_path / "0" / "comm.json"
+        path.parent.mkdir()
+        names = [temporary_name(path, pid) for pid in (dead.pid, os.getppid())]
+        names.append(f".comm.json.another-host.{dead.pid}.tmp")
+        for name in names:
+            (path.parent / name).write_text("cut off")
+        make(tmp_path)[0].finish()
+        assert sorted(each.name for each in path.parent.iterdir()) == sorted([*names[1:], "comm.json"])
+
+    def test_what_was_kept_is_freed_and_nothing_recorded_though_there_is_no_path(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        trace = Trace(TraceSettings(trace_on=True, trace_dir=str(tmp_path)), LOG)
+        spans = WorkerSpans(trace.window)
+        (tmp_path / "0").write_text("no folder")
+        with caplog.at_level("WARNING", "byteps_py.worker"):
+            trace.begin(worker(shares=True), (), spans.forget)
+        spans.sent(0, 10, 1.0, 2.0)
+        assert len(spans.passages) == 1
+        trace.finish()
+        assert not spans.passages
+        assert trace.window.last == 0
+        assert trace.probe.ask() is None
+        assert len(caplog.messages) == 1
 
     def test_a_role_that_never_was_in_a_job_writes_nothing(self, tmp_path: Path) -> None:
         Trace(TraceSettings(trace_on=True, trace_dir=str(tmp_path)), LOG).finish()
@@ -206,6 +266,8 @@ class TestWriting:
 
     def test_a_forked_child_writes_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         trace, _ = make(tmp_path)
-        monkeypatch.setattr(os, "getpid", lambda: 1)
-        trace.finish()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: 1)
+            trace.finish()
         assert not list(tmp_path.rglob("*.json"))
+        trace.finish()

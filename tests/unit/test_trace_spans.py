@@ -9,7 +9,8 @@ import numpy as np
 from byteps_py.telemetry.server_spans import ServerSpans
 from byteps_py.telemetry.spans import WorkerSpans
 from byteps_py.telemetry.stages import WorkerTimes, worker_stages
-from byteps_py.telemetry.timeline import worker_groups
+from byteps_py.telemetry.timeline import server_groups, worker_groups
+from byteps_py.telemetry.tracks import Span
 from byteps_py.telemetry.window import Window
 from byteps_py.wire.bundle import ENTRY, ENTRY_LAYOUT
 
@@ -85,7 +86,6 @@ def test_the_steps_of_the_window_are_kept_and_all_are_counted() -> None:
     for round_ in range(1, 6):
         for times in (spans, plain):
             pass_by(times, 7, round_)
-            times.dropped(8)
     assert [(each.key, each.round) for each in spans.passages] == [(7, 2), (7, 3)]
     assert [(each.round, each.submitted, each.copied) for each in spans.finished] == [(2, 1.0, 0.5), (3, 1.0, 0.5)]
     first = spans.passages[0]
@@ -193,6 +193,111 @@ def test_what_there_is_no_room_for_is_counted() -> None:
     carry(spans, 2, [11, 12], 2)
     assert len(spans.cargo) == 1
     assert spans.window.dropped == 4 * 4 + 3 * 2 + 10
+
+
+def test_what_is_rejected_is_over_and_failed() -> None:
+    ended = Ended()
+    spans, plain = WorkerSpans(ended.window), WorkerTimes()
+    for times in (spans, plain):
+        times.sent(7, 3, 1.0, 2.0)
+        times.sent(8, 3, 1.0, 2.0)
+        times.dropped(7)
+        times.received(7, 4.0)
+        times.received(8, 4.0)
+    assert [each.failed > 0 for each in spans.passages] == [True, False]
+    assert worker_stages(spans)["pull"] == worker_stages(plain)["pull"] == (1, 2.0)
+    spans.completed(8, 3, 1.0, 0.0)
+    assert ended.times == 1, "nobody waits for what has failed"
+    found = {span.details["partition"]: span for span in flat(spans) if ".PUSH" in span.name}
+    assert found[7].details.get("failed") is True
+    assert "unfinished" not in found[7].details
+    assert found[7].end == int(spans.passages[0].failed * 1e6)
+    assert "failed" not in found[8].details
+
+
+def test_the_last_to_be_rejected_ends_the_window() -> None:
+    ended = Ended()
+    spans = WorkerSpans(ended.window)
+    spans.sent(7, 3, 1.0, 2.0)
+    spans.dropped(7)
+    assert ended.times == 1
+
+
+def flat(spans: WorkerSpans) -> list[Span]:
+    groups = worker_groups(spans, {}, lambda seconds: int(seconds * 1e6), 9.0)
+    return [span for group in groups for span in group]
+
+
+def test_of_a_bundle_only_what_is_not_over_is_marked() -> None:
+    spans = WorkerSpans(Window(1, 2))
+    bundle = Bundle(1, [1, 2, 3], left=3, since=2.0)
+    for key in bundle.keys:
+        join(spans, bundle, key, 1)
+    spans.bundle_sent(bundle, 2.0)
+    bundle.left = 2
+    spans.arrived(bundle, 1, 3.0, [Flight(1, bundle)])
+    marked = {(span.name, span.details["partition"]) for span in flat(spans) if span.details.get("unfinished")}
+    assert marked == {(f"tensor 0{stage}", key) for stage in ("", ".PUSH") for key in (2, 3)}
+    bundle.left = 0  # the second one was rejected before
+    spans.arrived(bundle, 1, 4.0, [Flight(3, bundle)])
+    assert not [span for span in flat(spans) if span.details.get("unfinished")]
+    failed = [span for span in flat(spans) if span.details.get("failed")]
+    assert [(span.name, span.details["partition"], span.end) for span in failed] == [
+        ("tensor 0", 2, 4_000_000),
+        ("tensor 0.PUSH", 2, 4_000_000),
+    ]
+
+
+def test_what_is_written_is_freed() -> None:
+    spans = WorkerSpans(Window(1, 3))
+    pass_by(spans, 7, 1)
+    spans.sent(7, 2, 1.0, 2.0)
+    bundle = Bundle(1, [1], left=1)
+    join(spans, bundle, 1, 1)
+    spans.window.close()
+    spans.forget()
+    assert not any((spans.passages, spans.finished, spans.cargo, spans._open, spans._bundles))
+    spans.received(7, 4.0)
+    spans.copied_out(7, 4.0)
+    spans.bundle_sent(bundle, 2.0)
+    bundle.left = 0
+    spans.arrived(bundle, 1, 3.0, [Flight(1, bundle)])
+    pass_by(spans, 7, 3)
+    assert not any((spans.passages, spans.finished, spans.cargo))
+
+
+def test_a_server_counts_the_contributions_of_all_workers() -> None:
+    most, workers = 1000, 200
+    spans = ServerSpans(Window(1, 10, most))
+    held = spans.held(workers)
+    for key in range(20):
+        for rank in range(workers):
+            held.arrived(key, 1, rank, 10.0)
+    assert [len(each.arrivals) for each in spans.rounds] == [workers] * (most // (5 + workers))
+    assert spans.window.dropped > 15 * (5 + workers)
+    made = [span for group in server_groups(spans, {}, lambda seconds: int(seconds * 1e6), 99.0) for span in group]
+    assert len(made) <= most
+
+
+def test_room_for_workers_that_another_one_sums_for_is_given_back() -> None:
+    spans = ServerSpans(Window(1, 10, 40))
+    held = spans.held(8)
+    for round_ in (1, 2, 3, 4):
+        held.arrived(7, round_, 0, 10.0, stands_for=8)
+    assert [each.round for each in spans.rounds] == [1, 2, 3, 4]
+    assert spans.window.left == 40 - 3 * (5 + 1) - (5 + 8)
+
+
+def test_a_server_counts_what_was_summed_at_once_with_all_keys_and_bundles() -> None:
+    spans = ServerSpans(Window(1, 10, 100))
+    held = spans.held(50)
+    for number in (1, 2):
+        held.bundles_replied([Arrived(rank, number, 1.0) for rank in range(50)], 3.0, table((1, 1), (2, 1)))
+        held.bundles_sent()
+    assert len(spans.together) == 1
+    assert (spans.window.left, spans.window.dropped) == (100 - 5 - 50 - 2, 57)
+    spans.forget()
+    assert not any((spans.rounds, spans.together, spans.sums, spans.open))
 
 
 def table(*rows: tuple[int, int]) -> np.ndarray:

@@ -175,6 +175,29 @@ class TestMerge:
             assert run("merge", job, "-o", job / "all" / "comm.json") == 0
         assert len(traces.load(job / "all" / "comm.json")["otherData"]["processes"]) == 3
 
+    @pytest.mark.parametrize("damage", ["[1]", '{"x":"y"}', '{"0":5}', '"a"'])
+    def test_damaged_names_of_tensors_are_named(
+        self, job: Path, capsys: pytest.CaptureFixture[str], damage: str
+    ) -> None:
+        path = job / "1" / "comm.json"
+        text = path.read_text()
+        assert '"tensors":{"3":"grad.weight"}' in text
+        path.write_text(text.replace('"tensors":{"3":"grad.weight"}', f'"tensors":{damage}'))
+        assert run("merge", job) == 1
+        assert f"{path}: its first line is damaged: no names of tensors" in capsys.readouterr().err
+        assert len(traces.load(job / "trace.json")["otherData"]["processes"]) == 2
+
+    def test_the_output_is_none_of_the_inputs(
+        self, job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = job / "0" / "comm.json"
+        before = path.read_bytes()
+        (tmp_path / "link").symlink_to(job)
+        for output in (path, job / "1" / ".." / "0" / "comm.json", tmp_path / "link" / "0" / "comm.json"):
+            assert run("merge", job, "-o", output) == 2
+            assert "is the trace of a process" in capsys.readouterr().err
+        assert path.read_bytes() == before
+
     def test_nothing_to_merge(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert run("merge", tmp_path) == 1
         assert f"bps trace: {tmp_path}: no comm.json in it" in capsys.readouterr().err
@@ -218,6 +241,26 @@ class TestSummary:
         assert 0 < found["clock"]["error_us"] < 1e6
         assert (found["steps"], found["unfinished"], found["broken"]) == ([1, 2], [], [])
         assert found["processes"] == ["server 0", "worker 0", "worker 1"]
+
+    def test_what_is_not_over_or_has_failed_is_in_no_sum(self, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        def medians() -> dict[str, float]:
+            assert run("summary", job, "--json") == 0
+            stages = json.loads(capsys.readouterr().out)["stages"]
+            return {each["stage"]: each["sum_s"] for each in stages if each["role"] == "worker"}
+
+        before = medians()
+        path = job / "1" / "comm.json"
+        lines = path.read_text().splitlines(keepends=True)
+        marks = iter(('"unfinished":true', '"failed":true'))
+        path.write_text(
+            "".join(
+                line.replace('"args":{', f'"args":{{{next(marks)},') if ".PUSH_PULL" in line else line for line in lines
+            )
+        )
+        assert next(marks, None) is None
+        assert "PUSH_PULL" in before
+        del before["PUSH_PULL"]
+        assert medians() == before
 
     def test_a_merged_file_says_the_same(self, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
         run("merge", job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 from byteps_py import cli
+from byteps_py.errors import JobAborted
 from byteps_py.session import Session
 from byteps_py.telemetry.stages import Held, SumTimes, WorkerTimes
+from byteps_py.telemetry.trace import Trace
 from byteps_py.transport.loopback import LoopbackNetwork
 from byteps_py.types import DType, Operation, TensorSpec
 from tests.helpers import traces
@@ -134,6 +137,28 @@ def test_what_is_under_way_when_the_job_ends_is_there(tmp_path: Path, capsys: py
     capsys.readouterr()
     assert cli.main(["trace", "summary", str(tmp_path)]) == 0
     assert "Not over when the trace ended" in capsys.readouterr().out
+
+
+def test_an_abort_is_told_before_the_trace_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish, told = Trace.finish, []
+    chosen = settings(tmp_path, 1, 5)
+
+    with contextlib.suppress(JobAborted), cluster(2, 1, server=chosen, **chosen) as job:  # it may end with it, too
+        job.each(lambda session: train(session, 2))
+
+        def noted(trace: Trace) -> None:
+            if trace._owner is not None and (trace._owner.role, trace._owner.rank) == ("worker", 0):
+                told.append(len(job.aborts))
+            finish(trace)
+
+        monkeypatch.setattr(Trace, "finish", noted)
+        job.sessions[1].close("was ended by the test")
+        with pytest.raises(JobAborted, match="was ended by the test"):
+            train(job.sessions[0])
+    assert told == [1]
+    written = [each for each in tmp_path.rglob("comm.json") if traces.load(each)["otherData"]["role"] == "worker"]
+    assert len(written) == 2
+    assert all(traces.spans(each) for each in written)
 
 
 def test_a_scheduler_that_does_not_answer_holds_nobody_up(tmp_path: Path) -> None:
