@@ -30,7 +30,7 @@ LARGEST_PARTITION: Final = 4 << 20
 SMALLEST_PARTITION: Final = 8 << 10
 """Bytes: less would be mostly headers of messages and packets."""
 
-_COST: Final = 130e-6
+_COST: Final = 160e-6
 """Seconds: ``o / c`` in the formula above."""
 
 _HANDLING: Final = 100e-6

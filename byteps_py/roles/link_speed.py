@@ -97,13 +97,12 @@ def measure_link(
         envelope: of this worker.
         now: monotonic seconds.
     """
-    here = welcome.participants[welcome.rank].host
-    away = [peers[each.rank].name for each in welcome.servers if each.host != here]
-    remote = [each for each in away if not endpoint.is_lane(each)]
-    if not remote:
-        return None
-    server = remote[envelope.sender % len(remote)]
-    return LinkSpeed(lambda frames: endpoint.send(server, frames), envelope, now)
+    here, count = welcome.participants[welcome.rank].host, len(welcome.servers)
+    # From another one for each worker, as in the exchanges that follow.
+    order = [welcome.servers[(welcome.rank + step) % count] for step in range(count)]
+    names = [peers[each.rank].name for each in order if each.host != here]
+    server = next((each for each in names if not endpoint.is_lane(each)), None)
+    return None if server is None else LinkSpeed(lambda frames: endpoint.send(server, frames), envelope, now)
 
 
 def known_speed(link: LinkSpeed | None) -> int | None:

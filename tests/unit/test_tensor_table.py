@@ -389,7 +389,7 @@ class TestChosenSizes:
         for index in range(3):
             table.declare(0, [spec(f"w{index}", 2_000_000 * 4**index)], 24_000_000)
             sizes.append(table.partition_bytes)
-        assert sizes == [32768, 65536, 131072]
+        assert sizes == [32768, 131072, 262144]
         assert table.declare(1, [spec("w0", 2_000_000)], 10) == TensorTable(4, None, workers=4).declare(
             0, [spec("w0", 2_000_000)], 24_000_000
         )
