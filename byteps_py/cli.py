@@ -44,7 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command is None:
         parser.error("a command is missing")
     try:
-        return _compare(words[words.index("ab") + 1 :]) if arguments.run is None else int(arguments.run(arguments))
+        status = _compare(words[words.index("ab") + 1 :]) if arguments.run is None else int(arguments.run(arguments))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # whoever reads has seen enough; the end of the process would try to flush again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except SettingsError as error:
         for problem in error.problems:
             print(f"bps {arguments.command}: {problem}", file=sys.stderr)

@@ -55,6 +55,8 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str]) -> int:
         BytePSError: something could not be measured.
     """
     arguments.check(asked)
+    for path in (asked.save, asked.plot):
+        _check_writable(path)
     if asked.listen is not None:
         rate = link.listen(asked.listen, _say)
         _print(json.dumps({_LINK: rate}) if asked.json else f"link: {say_speed(rate)} each way")
@@ -186,6 +188,14 @@ def _print(text: str) -> None:
 
 def _say(line: str) -> None:
     print(f"bps plan: {line}", file=sys.stderr, flush=True)
+
+
+def _check_writable(path: Path | None) -> None:
+    """Before anything is measured, which takes time."""
+    if path is None:
+        return
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise SettingsError(f"{path} cannot be written: name a file in a folder that is there")
 
 
 def _write(path: Path, content: bytes) -> None:

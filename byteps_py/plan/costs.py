@@ -8,6 +8,9 @@ from typing import Final
 __all__ = ["DEFAULT", "Costs"]
 
 
+_LONGEST: Final = 3600.0
+
+
 @dataclass(frozen=True)
 class Costs:
     """What a prediction must know of the machines. The defaults are those of a server of our days, where nothing was
@@ -29,11 +32,11 @@ class Costs:
 
     def __post_init__(self) -> None:
         for name in ("sum_rate", "copy_rate"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be above 0")
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1 byte per second")
         for name in ("wire_seconds", "message_seconds"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
+            if not 0 <= getattr(self, name) <= _LONGEST:
+                raise ValueError(f"{name}={getattr(self, name)} must be a number of seconds from 0 to {_LONGEST:g}")
 
 
 DEFAULT: Final = Costs()

@@ -115,6 +115,11 @@ class Summary:
             lines.append(f"clocks: the scheduler's, give or take {found['clock']['error_us']:.0f} µs")
         if found["dropped"]:
             lines.append(f"{found['dropped']} spans were left out: the traces were full")
+        if not found["stages"]:
+            lines.append(
+                f"nothing was traced: no tensor was pushed {first} times, or not while the traces were kept; "
+                "BYTEPS_TRACE_START_STEP=1 traces from the first push on"
+            )
         head = ("stage", "times", "sum s", "median ms", "95 % ms")
         rows = [(f"{each['role']} {each['stage']}", *_row(each)) for each in found["stages"]]
         lines += ["", "Where the time went", *_table(head, rows)]

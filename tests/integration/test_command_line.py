@@ -439,3 +439,15 @@ def test_the_launcher_loads_little() -> None:
     heavy = ("numpy", "zmq", "msgspec", "cffi", "psutil", "torch", "logging", "asyncio", "importlib.metadata")
     words = [sys.executable, "-c", code, str(Path(byteps_py.__file__).parent), *heavy]
     assert subprocess.check_output(words, text=True, timeout=30) == "[]\n"
+
+
+def test_whoever_reads_may_have_seen_enough() -> None:
+    """``bps env | head -1``: no traceback."""
+    words = [sys.executable, "-m", "byteps_py", "env"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(60) == 1
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    process.stderr.close()

@@ -272,7 +272,8 @@ def test_no_more_servers_than_the_option_takes(
         (b'{"link": "fast"}', "link must be a number from 0 on, not 'fast'"),
         (b'{"link": true}', "link must be a number from 0 on, not True"),
         (b'{"link": 0}', "link=0 must be bytes per second"),
-        (b'{"sum_rate": 0}', "sum_rate=0.0 must be above 0"),
+        (b'{"sum_rate": 0}', "sum_rate=0.0 must be at least 1 byte per second"),
+        (b'{"sum_rate": 1e-300}', "sum_rate=1e-300 must be at least 1 byte per second"),
         (b'{"copy_rate": NaN}', "copy_rate must be a number from 0 on"),
         (b'{"wire_seconds": -1}', "wire_seconds must be a number from 0 on"),
         (b'{"message_seconds": Infinity}', "message_seconds must be a number"),
@@ -315,3 +316,14 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     line = f"{sys.executable} -m byteps_py plan {' '.join(SLOW)} | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("option", ["--save", "--plot"])
+def test_where_nothing_can_be_written_nothing_is_measured(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "_measured", None)
+    words = [*SLOW, *(["--measure"] if option == "--save" else [])]
+    for path in (tmp_path / "no-folder" / "file", tmp_path):
+        assert run(*words, option, str(path)) == 2
+        assert f"{path} cannot be written: name a file in a folder that is there" in capsys.readouterr().err

@@ -200,9 +200,9 @@ def test_placements_of_other_servers_are_refused() -> None:
 @pytest.mark.parametrize(
     ("costs", "message"),
     [
-        ({"sum_rate": 0.0}, "sum_rate=0.0 must be above 0"),
+        ({"sum_rate": 0.0}, "sum_rate=0.0 must be at least 1 byte"),
         ({"copy_rate": math.nan}, "copy_rate=nan"),
-        ({"wire_seconds": -1.0}, "wire_seconds=-1.0 must be at least 0"),
+        ({"wire_seconds": -1.0}, "wire_seconds=-1.0 must be a number of seconds from 0 to 3600"),
         ({"message_seconds": math.nan}, "message_seconds=nan"),
     ],
 )
