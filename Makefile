@@ -21,7 +21,7 @@ demo: $(STAMP) ## train a small network on handwritten digits: a scheduler, a se
 	$(BIN)/bpslaunch -n 2 -s 1 -- $(BIN)/python examples/torch_digits.py --epochs 5 --seed 1
 
 test: $(STAMP) ## run the tests
-	$(BIN)/python -m pytest -n 6 $(ARGS)
+	$(BIN)/python -m pytest -n 4 $(ARGS)
 
 test-mxnet: $(STAMP) ## run the tests of the MXNet plugin, in an environment of its own
 	$(BIN)/python scripts/mxnet_environment.py
