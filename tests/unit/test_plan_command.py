@@ -307,9 +307,6 @@ def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found[0] == found[1] != found[2]
     assert struct.unpack(">II", found[0][16:24]) == (800, 500)
     assert b"Software" not in found[0]
-    capsys.readouterr()
-    assert run(*SLOW, "--plot", str(tmp_path / "no" / "plan.png")) == 2
-    assert capsys.readouterr().err.endswith("plan.png: No such file or directory\n")
 
 
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
