@@ -116,6 +116,8 @@ class _Tensor:
     round: int = 0
     current: _Operation | None = None
     waiting: deque[_Operation] = field(default_factory=deque)
+    partitions: Sequence[Partition] = ()
+    steps: list[Step] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -220,11 +222,13 @@ class Pipeline:
                 raise ValueError(f"{partition} names a server that is not one of the {len(self._servers)} there are")
         self._submitted += 1
         count, on_the_way = len(partitions), 0 if absent else itemsize
+        tensor = self._tensors.setdefault(tensor_id, _Tensor())
+        if tensor.partitions is not partitions:
+            tensor.partitions, tensor.steps = partitions, steps(partitions)
         operation = _Operation(
-            operation_id, tensor_id, partitions, on_the_way, priority, self._submitted, count, count, steps(partitions)
+            operation_id, tensor_id, partitions, on_the_way, priority, self._submitted, count, count, tensor.steps
         )
         self._operations[operation_id] = operation
-        tensor = self._tensors.setdefault(tensor_id, _Tensor())
         if tensor.current is not None:
             tensor.waiting.append(operation)
             return []
@@ -237,8 +241,7 @@ class Pipeline:
         Returns the round, which is under way until :meth:`give_back`; None if another operation is, behind which this
         one must wait (:meth:`submit`).
         """
-        tensor = self._tensors.get(tensor_id)
-        if tensor is None:
+        if (tensor := self._tensors.get(tensor_id)) is None:
             tensor = self._tensors[tensor_id] = _Tensor()
         if tensor.current is not None:
             return None
@@ -296,12 +299,10 @@ class Pipeline:
         Does nothing if it is not outstanding. If it was under way, its round counts as used: later operations on the
         tensor are pushed as usual, and the servers, which know the cause, reject them.
         """
-        operation = self._operations.get(operation_id)
-        if operation is None:
+        if (operation := self._operations.get(operation_id)) is None:
             return []
         for partition in operation.partitions:
-            request = self._requests.get(partition.key)
-            if request is not None and request.operation is operation:
+            if (request := self._requests.get(partition.key)) is not None and request.operation is operation:
                 del self._requests[partition.key]
                 self._release(request)
         if operation.unsent and operation.round:
@@ -365,7 +366,7 @@ class Pipeline:
         in_flight = self._in_flight[server]
         if nbytes and in_flight and in_flight + nbytes > self._window.nbytes:
             return False
-        if nbytes and operation.steps is not None and self._is_ahead(operation, index):
+        if nbytes and operation.steps is not None and self._is_ahead(operation, operation.steps, index):
             self._held = True
             return False
         heapq.heappop(queue)
@@ -376,10 +377,10 @@ class Pipeline:
         starts.append(start)
         return True
 
-    def _is_ahead(self, operation: _Operation, index: int) -> bool:
+    def _is_ahead(self, operation: _Operation, paces: Sequence[Step], index: int) -> bool:
         """Whether a partition has to wait for another server's part of its operation."""
-        limit, heads = (operation.steps or [])[index].limit, (queue[0] for queue in self._queues if queue)
-        return any(each is operation and (each.steps or [])[place].done < limit for _, _, place, each in heads)
+        heads = (queue[0] for queue in self._queues if queue)
+        return any(each is operation and paces[place].done < paces[index].limit for _, _, place, each in heads)
 
     def _progress(self, operation: _Operation) -> Outstanding:
         unaccepted: list[Partition] = []

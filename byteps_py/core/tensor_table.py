@@ -143,8 +143,8 @@ class TensorTable:
     def _choose_size(self, specs: Sequence[TensorSpec], link: int) -> None:
         """Settle the size of the partitions of one batch, by everything that is declared with it."""
         self._link = link or self._link
-        known = {**self._entries, **self._conflicts}
-        added = sum({each.name: each.nbytes for each in specs if each.name not in known}.values())
+        unknown = (each for each in specs if each.name not in self._entries)
+        added = sum({each.name: each.nbytes for each in unknown if each.name not in self._conflicts}.values())
         if added and self._chooses:
             self._choose(self._model_bytes + added)
         self.partition_bytes = max(self.partition_bytes, self._partition_bytes)
