@@ -16,7 +16,7 @@ from byteps_py.errors import SettingsError, TransportError
 from byteps_py.ports.holders import WILDCARD
 from byteps_py.roles.address import own_address
 from byteps_py.settings import JobSettings, SchedulerSettings
-from byteps_py.transport.resolve import is_local, is_loopback, is_numeric, resolve
+from byteps_py.transport.listening import listening_hosts
 from byteps_py.variables import examine
 
 __all__ = ["hosts_of", "is_ours", "scheduler_hosts", "server_hosts", "why_not"]
@@ -42,13 +42,11 @@ def server_hosts(job: JobSettings) -> list[str]:
 
 
 def hosts_of(host: str, port: int) -> list[str]:
-    """The addresses at which who is known as ``host`` listens, by the rules of transport/listening.py."""
+    """The addresses at which who is known as ``host`` listens; the wildcard where that cannot be found out."""
     try:
-        local = [each for each in resolve(host, port) if is_local(each)]
-        is_name = not is_numeric(host) and "localhost" not in host.lower()
+        return listening_hosts(host, port)
     except TransportError:
         return [WILDCARD]
-    return [WILDCARD] if not local or (is_name and all(is_loopback(each) for each in local)) else local
 
 
 def why_not(port: int, hosts: Sequence[str] = (WILDCARD,)) -> tuple[int, str] | None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 from collections.abc import Iterator
 
 from byteps_py.doctor.findings import Finding, note, ok, warning
 from byteps_py.doctor.situation import Situation
 from byteps_py.transport.available import available_bytes
+from byteps_py.variables import core_lists
 
 __all__ = ["check_memory", "judge_memory", "judge_nodes", "parse_cores", "parse_total"]
 
 _LITTLE = 512 << 20
 _FEW_PERCENT = 5
+_, _parse_lists = core_lists()
 
 
 def check_memory(situation: Situation) -> Iterator[Finding]:
@@ -84,10 +87,7 @@ def parse_total(text: str) -> int:
 
 
 def parse_cores(text: str) -> frozenset[int]:
-    """The numbers in a list of the kernel: ``0-3,8``. Pure."""
-    cores: set[int] = set()
-    for word in text.split(","):
-        low, dash, high = word.strip().partition("-")
-        if low.isdigit() and (high.isdigit() or not dash):
-            cores.update(range(int(low), int(high if dash else low) + 1))
-    return frozenset(cores)
+    """The numbers in a list of the kernel: ``0-3,8``; none if it is something else. Pure."""
+    with contextlib.suppress(ValueError):
+        return frozenset().union(*_parse_lists(text.strip()))
+    return frozenset()

@@ -31,7 +31,7 @@ from byteps_py.ports.holders import WILDCARD, describe_holder, describe_holders
 from byteps_py.transport.base import tcp_address
 from byteps_py.transport.resolve import is_local, is_loopback, is_numeric, resolve
 
-__all__ = ["bind"]
+__all__ = ["bind", "listening_hosts"]
 
 _log = logging.getLogger("byteps_py.transport")
 _TRIES: Final = 20
@@ -44,7 +44,7 @@ def bind(router: zmq.Socket[Any], host: str, port: int, ports: Sequence[int] = (
     Raises:
         TransportError: see :meth:`byteps_py.transport.base.Endpoint.listen`.
     """
-    hosts = _hosts(host, port)
+    hosts = listening_hosts(host, port)
     try:
         if port:
             bound = _bind_all(router, hosts, port)
@@ -62,8 +62,12 @@ def bind(router: zmq.Socket[Any], host: str, port: int, ports: Sequence[int] = (
     return shown[0]
 
 
-def _hosts(host: str, port: int) -> list[str]:
-    """Numeric addresses to listen at, or the wildcard."""
+def listening_hosts(host: str, port: int) -> list[str]:
+    """Numeric addresses to listen at, or the wildcard.
+
+    Raises:
+        TransportError: the host is a name that is not known.
+    """
     if host == WILDCARD:
         return [WILDCARD]
     found = resolve(host, port)

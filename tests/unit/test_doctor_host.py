@@ -252,12 +252,12 @@ class TestPorts:
     def test_it_is_tried_where_the_transport_listens(self, host: str) -> None:
         if host == "*":
             situation = Situation({"DMLC_USE_KUBERNETES": "1"})
-            assert scheduler_hosts(situation, JobSettings(**JOB)) == listening._hosts(host, 9000)  # type: ignore[arg-type]
+            assert scheduler_hosts(situation, JobSettings(**JOB)) == listening.listening_hosts(host, 9000)  # type: ignore[arg-type]
         else:
             job = JobSettings(**{**JOB, "root_uri": host})  # type: ignore[arg-type]
-            assert scheduler_hosts(Situation({}), job) == listening._hosts(host, 9000)
+            assert scheduler_hosts(Situation({}), job) == listening.listening_hosts(host, 9000)
             named = JobSettings(**JOB, node_host=host)  # type: ignore[arg-type]
-            assert server_hosts(named) == listening._hosts(host, 9000)
+            assert server_hosts(named) == listening.listening_hosts(host, 9000)
 
     def test_processes_of_byteps_py(self) -> None:
         who = "20000 by process 42 of user ada since 2023-11-14 22:13:20"
