@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after the program's name; None for those of this process.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    parser = _parser()
+    parser = _parser("".join(words[:1]))
     # Its last words are a command of the user's, which argparse would search for options.
     arguments = argparse.Namespace(command="ab", run=None) if words[:1] == ["ab"] else parser.parse_args(words)
     if arguments.command is None:
@@ -61,8 +61,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _parser(*, whole: bool = False) -> argparse.ArgumentParser:
-    """The parser; ``whole``: with the options of commands that parse their words themselves."""
+def _parser(command: str = "", *, whole: bool = False) -> argparse.ArgumentParser:
+    """The parser.
+
+    Args:
+        command: the one that is given, so that no other one's options are loaded.
+        whole: with the options of all commands, also of those that parse their words themselves.
+    """
     parser = argparse.ArgumentParser(
         prog="bps",
         description="Run one role of a byteps_py job, show what its environment means, or find out which settings are "
@@ -99,7 +104,9 @@ def _parser(*, whole: bool = False) -> argparse.ArgumentParser:
 
         ab_arguments.add_options(compare)
     text = "predict how long an exchange of gradients takes, and how many servers are best"
-    _add_plan(commands.add_parser("plan", help=text, allow_abbrev=False))
+    plan = commands.add_parser("plan", help=text, allow_abbrev=False)
+    if whole or command == "plan":
+        _add_plan(plan)
     text = "one file of the traces of a job, and what they say in numbers"
     trace = commands.add_parser("trace", help=text, description=f"{text}; see BYTEPS_TRACE_ON.", allow_abbrev=False)
     trace_command.add_options(trace)
