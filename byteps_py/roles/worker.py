@@ -272,8 +272,7 @@ class Worker:
             self._commands.popleft()(now)
         exchange = self._calls.exchange
         speed = None if exchange is None else known_speed(exchange.link)  # the size of partitions follows from it
-        undeclared = [] if speed is None else self._calls.take_undeclared()
-        if undeclared and speed is not None:
+        if speed is not None and (undeclared := self._calls.take_undeclared()):
             assert self._requests is not None
             self._requests.declare(now, undeclared, speed)
 
