@@ -45,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("a command is missing")
     try:
         status = _compare(words[words.index("ab") + 1 :]) if arguments.run is None else int(arguments.run(arguments))
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return status
     except BrokenPipeError:  # whoever reads has seen enough; the end of the process would try to flush again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -363,7 +363,8 @@ class Membership:
         return [Send(peer, self._end)]
 
     def _after_end(self, now: float, peer: bytes, message: Register) -> list[Action]:
-        if self._roster.get(peer) is not None:
+        is_needless = message.role is Role.SERVER and self._job is None and isinstance(self._end, Finished)
+        if is_needless or self._roster.get(peer) is not None:
             return self._say_end(now, peer, message)
         end = self._end if isinstance(self._end, Abort) else Abort("its work is done")
         return self._strangers.refuse(Member(peer, message), f"the job has ended: {end.reason}", settings=end.settings)

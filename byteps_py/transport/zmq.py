@@ -335,7 +335,9 @@ class ZmqEndpoint(WithoutLanes):
     def _sender(self, presented: bytes, frames: Sequence[memoryview]) -> bytes | None:
         """Who sent what came from one that presents itself so; None if it is not to be delivered."""
         sender = owner(presented)
-        if sender in self._addresses:  # nobody may pose as one whom we connected to
+        # Nobody may pose as one whom we connected to. A name of libzmq's own making has a connection whose identity a
+        # newer one has taken over: what it still holds is out of date, and nobody could be answered.
+        if sender in self._addresses or presented[:1] == b"\0":
             return None
         if sender != presented:
             self._routes.add(sender, presented)

@@ -485,6 +485,10 @@ class TestChildEnded:
         assert logged(actions) == [text]
         assert told(actions, Finished) == [b"s9"]
         assert stops(actions) == [Stop(0, text)]
+        # One that comes late is not needed either, and nothing is said about it; a worker is.
+        assert scheduler.receive(3.0, b"s8", SERVER.register) == [Send(b"s8", Finished())]
+        ((peer, refused),) = sent(register(scheduler, worker(7)))
+        assert (peer, refused) == (b"w7", Refused("the job has ended: its work is done"))
 
     def test_a_shell_that_ends_before_the_worker_that_it_started(self) -> None:
         scheduler = membership()
