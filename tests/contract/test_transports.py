@@ -284,6 +284,24 @@ def test_a_reconnecting_peer_is_served_again(make: Make) -> None:
         client.close()
 
 
+def test_a_replaced_connection_speaks_for_nobody() -> None:
+    """What it holds came under a name that libzmq made up, when a newer one took over its identity."""
+    server = SeveralConnections(b"server")
+    address = server.listen(ANY)
+    clients = []
+    for _ in range(4):
+        clients.append(SeveralConnections(b"client"))
+        clients[-1].connect(b"server", address)
+        clients[-1].send(b"server", [b"hello"])
+        time.sleep(0.2)  # it arrives, and is not read
+    messages: list[Message] = []
+    while found := server.receive(0.5):
+        messages += found
+    assert {each.peer for each in messages} == {b"client"}
+    for each in (*clients, server):
+        each.close()
+
+
 @pytest.mark.parametrize("ports", [(), tuple(range(20401, 20421))])  # tests of other kinds take some meanwhile
 def test_a_free_port_is_taken_from_those_that_are_allowed(make: Make, ports: tuple[int, ...]) -> None:
     server, client = make(b"server"), make(b"client")
