@@ -288,18 +288,17 @@ def test_a_replaced_connection_speaks_for_nobody() -> None:
     """What it holds came under a name that libzmq made up, when a newer one took over its identity."""
     server = SeveralConnections(b"server")
     address = server.listen(ANY)
-    clients = []
     for _ in range(4):
-        clients.append(SeveralConnections(b"client"))
-        clients[-1].connect(b"server", address)
-        clients[-1].send(b"server", [b"hello"])
+        client = SeveralConnections(b"client")
+        client.connect(b"server", address)
+        client.send(b"server", [b"hello"])
         time.sleep(0.2)  # it arrives, and is not read
+        client.close()
     messages: list[Message] = []
     while found := server.receive(0.5):
         messages += found
+    server.close()
     assert {each.peer for each in messages} == {b"client"}
-    for each in (*clients, server):
-        each.close()
 
 
 @pytest.mark.parametrize("ports", [(), tuple(range(20401, 20421))])  # tests of other kinds take some meanwhile
