@@ -14,6 +14,7 @@ from byteps_py import completion, env_report, known_names
 from byteps_py.errors import BytePSError, SettingsError
 from byteps_py.role import Role
 from byteps_py.settings import JobSettings, SchedulerSettings, ServerSettings, read, read_role, why_needless
+from byteps_py.standard_output import settle, show
 from byteps_py.telemetry import logs
 from byteps_py.traces import command as trace_command
 from byteps_py.variables import seconds
@@ -38,28 +39,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after the program's name; None for those of this process.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    parser = _parser("".join(words[:1]))
-    # Its last words are a command of the user's, which argparse would search for options.
-    arguments = argparse.Namespace(command="ab", run=None) if words[:1] == ["ab"] else parser.parse_args(words)
-    if arguments.command is None:
-        parser.error("a command is missing")
+    name = "bps" if not words or words[0].startswith("-") else f"bps {words[0]}"
     try:
-        status = _compare(words[words.index("ab") + 1 :]) if arguments.run is None else int(arguments.run(arguments))
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        return status
-    except BrokenPipeError:  # whoever reads has seen enough; the end of the process would try to flush again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+        return _main(words)
     except SettingsError as error:
         for problem in error.problems:
-            print(f"bps {arguments.command}: {problem}", file=sys.stderr)
+            print(f"{name}: {problem}", file=sys.stderr)
         return USAGE
     except BytePSError as error:
-        print(f"bps {arguments.command}: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
+    finally:
+        settle()
+
+
+def _main(words: Sequence[str]) -> int:
+    if words[:1] == ["ab"]:  # its last words are a command of the user's, which argparse would search for options
+        return _compare(words[1:])
+    parser = _parser("".join(words[:1]))
+    arguments = parser.parse_args(words)
+    if arguments.command is None:
+        parser.error("a command is missing")
+    return _compare(words[words.index("ab") + 1 :]) if arguments.run is None else int(arguments.run(arguments))
 
 
 def _parser(command: str = "", *, whole: bool = False) -> argparse.ArgumentParser:
@@ -139,7 +142,7 @@ def _show_environment(arguments: argparse.Namespace) -> int:
         with contextlib.suppress(SettingsError):  # its row tells
             role = read_role(os.environ)
     report = env_report.inspect_environment(os.environ, role)
-    print(env_report.as_json(report) if arguments.json else env_report.as_text(report))
+    show(env_report.as_json(report) if arguments.json else env_report.as_text(report))
     return USAGE if report.is_bad else 0
 
 
@@ -173,7 +176,7 @@ def _examine(arguments: argparse.Namespace) -> int:
 
 def _print_completion(arguments: argparse.Namespace) -> int:
     text = completion.script(arguments.shell, _parser(whole=True), "bps completion", runners=("bps ab",))
-    print(text, end="")
+    show(text.rstrip("\n"))
     return 0
 
 
@@ -222,5 +225,5 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from byteps_py.version import package_version
 
-        print(f"byteps_py {package_version()}")
+        show(f"byteps_py {package_version()}")
         parser.exit()

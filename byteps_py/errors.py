@@ -17,6 +17,7 @@
      │    └── StaleEpoch                    a message of an older membership epoch
      ├── AgreementError (ValueError)        workers disagree on shape, dtype, operation, step ...
      ├── UnsupportedError (TypeError)       a dtype, layout or object this package does not carry
+     ├── OutputError                        what a command printed could not be written
      ├── TraceError                         a file is no trace, or a damaged one
      ├── KernelError                        the native kernels are missing or refused their arguments
      └── NotInitializedError (ValueError)   ``init()`` has not been called, or ``shutdown()`` has
@@ -36,6 +37,7 @@ __all__ = [
     "LocalProtocolError",
     "MembershipError",
     "NotInitializedError",
+    "OutputError",
     "ParticipantLeft",
     "PeerLost",
     "ProtocolError",
@@ -114,6 +116,10 @@ class AgreementError(BytePSError, ValueError):
 
 class UnsupportedError(BytePSError, TypeError):
     """A dtype, memory layout or object that byteps_py does not carry."""
+
+
+class OutputError(BytePSError):
+    """What a command was asked to print could not be written."""
 
 
 class TraceError(BytePSError):

@@ -18,6 +18,7 @@ from byteps_py import completion
 from byteps_py.launcher.binding import POLICIES as BINDINGS
 from byteps_py.role import Role
 from byteps_py.settings import JobSettings, variables_of
+from byteps_py.standard_output import show
 from byteps_py.variables import choice, integer
 
 __all__ = ["AUTO", "Options", "openmp_words", "parse", "usage_error"]
@@ -294,7 +295,7 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from byteps_py.version import package_version
 
-        print(f"bpslaunch {package_version()}")
+        show(f"bpslaunch {package_version()}")
         parser.exit()
 
 
@@ -302,5 +303,5 @@ class _Completion(argparse.Action):
     """Prints the completion for a shell."""
 
     def __call__(self, parser: argparse.ArgumentParser, _: Any, shell: Any, __: Any = None) -> None:
-        print(completion.script(shell, parser, "bpslaunch --completion", runs_command=True), end="")
+        show(completion.script(shell, parser, "bpslaunch --completion", runs_command=True).rstrip("\n"))
         parser.exit()

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Sequence
 
 from byteps_py import known_names
-from byteps_py.errors import SettingsError
+from byteps_py.errors import OutputError, SettingsError
 from byteps_py.launcher import arguments
 from byteps_py.launcher.local import run_job
 from byteps_py.launcher.processes import CommandError
 from byteps_py.launcher.role import run_role
 from byteps_py.role import Role
 from byteps_py.settings import read_role
+from byteps_py.standard_output import settle
 
 __all__ = ["main"]
 
@@ -30,9 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after the program's name; None for those of this process.
     """
     _open_standard_streams()
-    options = arguments.parse(sys.argv[1:] if argv is None else argv)
     environ = dict(os.environ)
     try:
+        options = arguments.parse(sys.argv[1:] if argv is None else argv)
         role = read_role(environ)
         if role in (Role.SCHEDULER, Role.SERVER):
             return run_role(role, options, environ)
@@ -50,11 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CommandError as error:
         print(f"bpslaunch: {error}", file=sys.stderr)
         return error.status
-    except OSError as error:
+    except (OSError, OutputError) as error:
         print(f"bpslaunch: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # before anything was started; afterwards it is a signal like others
         return INTERRUPTED
+    finally:
+        settle()
 
 
 def _open_standard_streams() -> None:

@@ -12,6 +12,7 @@ from byteps_py.doctor.examination import examine
 from byteps_py.doctor.report import as_json, as_text, has_problem
 from byteps_py.doctor.situation import observe
 from byteps_py.role import Role
+from byteps_py.standard_output import is_terminal, show
 
 __all__ = ["run"]
 
@@ -31,8 +32,8 @@ def run(environ: Mapping[str, str], role: Role | None, timeout: float, *, json: 
     situation = observe(environ, role, timeout)
     with _quiet():
         found = examine(situation)
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    print(as_json(found, situation.role) if json else as_text(found, columns))
+    columns = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else 0
+    show(as_json(found, situation.role) if json else as_text(found, columns))
     return int(has_problem(found))
 
 

@@ -20,6 +20,7 @@ from byteps_py.plan.layouts import MOST_SERVERS
 from byteps_py.plan.planning import Job
 from byteps_py.plan.tensors import Model, read_model
 from byteps_py.plan.units import say_speed
+from byteps_py.standard_output import show
 from byteps_py.types import DType
 
 __all__ = ["Known", "read_costs", "run"]
@@ -59,7 +60,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str]) -> int:
         _check_writable(path)
     if asked.listen is not None:
         rate = link.listen(asked.listen, _say)
-        _print(json.dumps({_LINK: rate}) if asked.json else f"link: {say_speed(rate)} each way")
+        show(json.dumps({_LINK: rate}) if asked.json else f"link: {say_speed(rate)} each way")
         return 0
     known = read_costs(asked.costs) if asked.costs is not None else Known(Costs(), None, "assumed")
     model = _model(asked)
@@ -69,7 +70,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if asked.save is not None:
         _write(asked.save, (_as_object(known) + "\n").encode())
     if asked.workers is None:
-        _print(_as_object(known) if asked.json else _in_words(known))
+        show(_as_object(known) if asked.json else _in_words(known))
         return 0
     plan = planning.make(_job(asked, known, model))
     if asked.plot is not None:
@@ -77,7 +78,7 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str]) -> int:
         if picture is None:
             raise SettingsError("--plot needs matplotlib: pip install 'byteps_py[plot]'")
         _write(asked.plot, picture)
-    _print(report.as_json(plan) if asked.json else report.as_text(plan))
+    show(report.as_json(plan) if asked.json else report.as_text(plan))
     return 0
 
 
@@ -177,13 +178,6 @@ def _in_words(known: Known) -> str:
     if known.link is not None:
         lines.append(f"link     {say_speed(known.link)} each way, both ways at the same time")
     return "\n".join(lines)
-
-
-def _print(text: str) -> None:
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # whoever reads has seen enough; the end of the process would try to flush again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(line: str) -> None:

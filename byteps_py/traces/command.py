@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from byteps_py.errors import SettingsError, TraceError
+from byteps_py.standard_output import show
 
 if TYPE_CHECKING:
     from byteps_py.traces.merge import Traces
@@ -52,7 +53,7 @@ def _merge(arguments: argparse.Namespace) -> int:
         merged = merge_traces(traces, path)
     except OSError as error:
         raise TraceError(f"{path}: the merged trace cannot be written: {error.strerror}") from error
-    print(f"{merged.path}: {merged.processes} processes, {merged.events} events, {merged.arrows} arrows")
+    show(f"{merged.path}: {merged.processes} processes, {merged.events} events, {merged.arrows} arrows")
     if merged.backward:
         print(f"{merged.backward} arrows are left out: the clocks are not known well enough", file=sys.stderr)
     return FAILED if traces.broken else 0
@@ -74,7 +75,7 @@ def _summarize(arguments: argparse.Namespace) -> int:
     _say(traces)
     summary = summarize(traces.readers, traces.names, arguments.top)
     found: dict[str, Any] = {**summary.as_json(), "broken": traces.broken, "remarks": traces.remarks}
-    print(msgspec.json.format(msgspec.json.encode(found)).decode() if arguments.json else summary.as_text())
+    show(msgspec.json.format(msgspec.json.encode(found)).decode() if arguments.json else summary.as_text())
     return FAILED if traces.broken else 0
 
 

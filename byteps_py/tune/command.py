@@ -15,11 +15,12 @@ from pathlib import Path
 import msgspec
 
 from byteps_py.errors import SettingsError
+from byteps_py.standard_output import is_terminal, put_out
 from byteps_py.tune import arguments, durable, factors, journal, records, running, wording
 from byteps_py.tune.arguments import Asked, AskedReport, is_text
 from byteps_py.tune.experiment import Outcome, counting, describe_setup, run, to_do
 from byteps_py.tune.model import Design, Run
-from byteps_py.tune.screen import Screen, fill_descriptors, is_terminal, put_out
+from byteps_py.tune.screen import Screen, fill_descriptors
 
 __all__ = ["main"]
 

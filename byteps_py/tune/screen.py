@@ -4,18 +4,16 @@ a pipe whose reader has gone, or a full disk makes the screen silent, and nothin
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import shutil
-import stat
 import time
 from collections.abc import Callable
 from typing import TextIO
 
+from byteps_py.standard_output import discard, is_terminal
 from byteps_py.tune.wording import plain
 
-__all__ = ["Screen", "fill_descriptors", "is_terminal", "put_out"]
+__all__ = ["Screen", "fill_descriptors"]
 
 _REFRESH_SECONDS = 0.5
 _END_COLUMNS = 38
@@ -68,35 +66,8 @@ class Screen:
             self._stream.write(text)
             self._stream.flush()
         except (OSError, ValueError):
-            _discard(self._stream)
+            discard(self._stream)
             self._stream = None
-
-
-def put_out(text: str, stream: TextIO | None) -> str:
-    """Print what was asked for, with a newline behind it. Returns why it could not be, empty if it was.
-
-    Nobody there to read it, because the stream was closed or its reader has gone, is no error: that was wanted.
-    """
-    if stream is None:
-        return ""
-    # A character that the locale does not have is no reason to print nothing.
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    text = (text + "\n").encode(encoding, "replace").decode(encoding)
-    try:
-        stream.write(text)
-        stream.flush()
-    except (OSError, ValueError) as error:
-        gone = isinstance(error, BrokenPipeError) or _is_hung_up(error, stream)
-        _discard(stream)
-        return "" if gone else getattr(error, "strerror", None) or str(error)
-    return ""
-
-
-def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a stream, which may be closed or not be there, is a terminal."""
-    with contextlib.suppress(OSError, ValueError):
-        return stream is not None and stream.isatty()
-    return False
 
 
 def fill_descriptors() -> None:
@@ -107,20 +78,3 @@ def fill_descriptors() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
-
-
-def _is_hung_up(error: Exception, stream: TextIO) -> bool:
-    """Whether the terminal behind a stream was closed; of a file the same number says that the disk is broken."""
-    with contextlib.suppress(OSError, ValueError):
-        is_device = stat.S_ISCHR(os.fstat(stream.fileno()).st_mode)
-        return is_device and isinstance(error, OSError) and error.errno == errno.EIO
-    return False
-
-
-def _discard(stream: TextIO) -> None:
-    """Let the rest of a stream go nowhere: Python tries to write it when it ends, and fails with status 120."""
-    with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
-        stream.flush()

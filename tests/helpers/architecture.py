@@ -14,7 +14,7 @@ PACKAGE = "byteps_py"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "role", "version"),
     ("types",),
-    ("variables",),
+    ("variables", "standard_output"),
     ("record_settings", "network_settings", "binding_settings", "trace_settings"),
     ("completion",),
     ("settings", "torchrun"),
@@ -42,7 +42,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 LAUNCHER_MAY_IMPORT = frozenset(
     {"errors", "role", "variables", "completion", "binding_settings", "settings", "known_names", "ports", "version"}
-    | {"plan"}
+    | {"plan", "standard_output"}
 )
 """The launcher stands apart, so that starting processes loads next to nothing; ``plan`` only for ``-s auto``."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -447,7 +448,39 @@ def test_whoever_reads_may_have_seen_enough() -> None:
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.close()
-    assert process.wait(60) == 1
+    assert process.wait(60) == 0
     assert process.stderr is not None
     assert process.stderr.read() == ""
     process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-m", "byteps_py", "env"],
+        ["-m", "byteps_py", "--version"],
+        ["-m", "byteps_py", "--help"],
+        ["-m", "byteps_py", "ab", "--help"],
+        ["-m", "byteps_py", "completion", "bash"],
+        ["-m", "byteps_py", "plan", "--workers", "2", "--link", "1Gbit", "--bytes", "1MB"],
+        ["-m", "byteps_py", "doctor", "--timeout", "5"],
+        ["-m", "byteps_py.launcher", "--help"],
+        ["-m", "byteps_py.launcher", "--version"],
+        ["-m", "byteps_py.launcher", "--completion", "zsh"],
+    ],
+    ids=" ".join,
+)
+def test_standard_output_that_is_closed_or_full(words: list[str]) -> None:
+    """Nobody wants to see it, which is no fault; a full disk is one, and is told in one line."""
+    line = shlex.join([sys.executable, *words])
+    as_ever, closed, full = (
+        subprocess.run(["bash", "-c", line + there], capture_output=True, text=True, timeout=60, check=False)
+        for there in ("", " >&-", " >/dev/full")
+    )
+    assert closed.returncode == as_ever.returncode
+    if words[2:] == ["--help"]:  # argparse prints it elsewhere then, and does not look whether it can
+        assert (full.returncode, full.stderr) == (0, as_ever.stderr)
+    else:
+        assert closed.stderr == as_ever.stderr
+        assert full.returncode == 1
+        assert re.fullmatch(r"(bps \w+|bps|bpslaunch): standard output: No space left on device\n", full.stderr)

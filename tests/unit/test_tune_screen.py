@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from byteps_py.standard_output import put_out
 from byteps_py.tune import screen
-from byteps_py.tune.screen import Screen, put_out
+from byteps_py.tune.screen import Screen
 
 
 class Terminal(io.StringIO):
@@ -44,7 +45,8 @@ def test_a_line_that_is_too_long_keeps_its_end(monkeypatch: pytest.MonkeyPatch) 
 
 PROGRAM = """
 import sys
-from byteps_py.tune.screen import Screen, fill_descriptors, put_out
+from byteps_py.standard_output import put_out
+from byteps_py.tune.screen import Screen, fill_descriptors
 fill_descriptors()
 shown = Screen(sys.stderr)
 for number in range(3):
