@@ -18,7 +18,7 @@ BOTH = [pytest.param("torch_digits.py", marks=needs_torch), "numpy_digits.py"]
 
 @pytest.mark.parametrize("example", BOTH)
 def test_it_learns_and_the_bits_do_not_depend_on_the_servers(example: str) -> None:
-    results = [launch(2, servers, example, "--epochs", "5") for servers in (1, 2, 3)]
+    results = [launch(2, servers, example, "--epochs", "5") for servers in (1, 3)]
     assert len({each["params_sha256"] for each in results}) == 1
     for each in results:
         assert each["accuracy"] >= 0.95
@@ -44,10 +44,10 @@ def test_an_ordinary_script_for_torch_distributed_learns_too() -> None:
 
 @pytest.mark.parametrize("example", BOTH)
 def test_a_resumed_run_ends_with_the_same_parameters(example: str, tmp_path: Path) -> None:
-    whole = launch(2, 1, example, "--epochs", "3")
+    whole = launch(2, 1, example, "--epochs", "2")
     saving = ("--checkpoint", str(tmp_path / "checkpoint"))
-    launch(2, 1, example, "--epochs", "2", *saving)
-    resumed = launch(2, 1, example, "--epochs", "3", *saving, "--resume")
+    launch(2, 1, example, "--epochs", "1", *saving)
+    resumed = launch(2, 1, example, "--epochs", "2", *saving, "--resume")
     assert resumed["params_sha256"] == whole["params_sha256"]
     assert resumed["steps"] == 44
     assert [each.name for each in tmp_path.iterdir()] == ["checkpoint"]

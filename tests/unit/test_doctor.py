@@ -293,6 +293,11 @@ class TestCommand:
         assert error.value.code == 2
         assert words[-1] in capsys.readouterr().err
 
+    def test_nobody_sees_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(examination.examine, "__defaults__", ({"fine": lambda _: [ok("fine")]},))
+        monkeypatch.setattr("sys.stdout", None)
+        assert command.run({}, None, 30, json=False) == 0
+
     def test_the_log_is_as_it_was(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         def complains(situation: Situation) -> list[Finding]:
             logging.getLogger("byteps_py.transport").warning("noise")
