@@ -146,7 +146,12 @@ def test_servers_are_further_processes_and_cores_are_counted_once(machines: dict
     ("name", "policy", "processes", "reason"),
     [
         ("one socket", "node", (2, 1), "one NUMA node has all that may be used, cores 0-7"),
-        ("nothing told", "node", (1, 0), "/sys tells of no NUMA nodes, so all that may be used, cores 0-3, count as one"),
+        (
+            "nothing told",
+            "node",
+            (1, 0),
+            "/sys tells of no NUMA nodes, so all that may be used, cores 0-3, count as one",
+        ),
         ("AMD", "socket", (4, 4), "one socket has all that may be used, cores 0-127"),
         ("container", "socket", (2, 0), "one socket has all that may be used, cores 3-6,35-38"),
         ("one socket", "core-complex", (2, 0), "one core complex has all that may be used, cores 0-7"),
