@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from importlib import import_module as _import_module
 from importlib.machinery import EXTENSION_SUFFIXES as _EXTENSION_SUFFIXES
-from pathlib import Path as _Path
+from os import path as _path
 from typing import TYPE_CHECKING
 from warnings import warn as _warn
 
@@ -134,8 +134,8 @@ def __dir__() -> list[str]:
 
 
 def _is_built() -> bool:
-    folder = _Path(__file__).parent / "kernels"
-    return any((folder / f"_native{suffix}").exists() for suffix in _EXTENSION_SUFFIXES)
+    name = _path.join(_path.dirname(__file__), "kernels", "_native")
+    return any(_path.exists(f"{name}{suffix}") for suffix in _EXTENSION_SUFFIXES)
 
 
 if not _is_built() and _import_module("byteps_py.settings").wants_native_kernels():

@@ -56,7 +56,8 @@ class PlacementSettings:
     mixed_mode: bool = variable(
         "BYTEPS_ENABLE_MIXED_MODE",
         boolean(),
-        "each server gets the share of the work that suits its machine: fewer bytes beside a worker; 0: equal shares",
+        "each server gets the share of the work that suits its machine: fewer bytes beside a worker; the scheduler "
+        "logs shares that differ; 0: equal shares",
         True,
         "1",
     )

@@ -15,6 +15,6 @@
     guard      a small process that ends those groups if the launcher itself is killed
     supervisor the loop that ties the last four together
 
-Nothing here imports more of byteps_py than errors, the role, settings, claims of ports and what these need, so no NumPy
-and no zmq: the launcher must start fast and hold little.
+Nothing here imports more of byteps_py than the entry, errors, the role, settings, claims of ports and what these need,
+so no NumPy and no zmq: the launcher must start fast and hold little.
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from byteps_py.binding_settings import BindingSettings, WorkerBindingSettings
 from byteps_py.errors import SettingsError
@@ -18,10 +18,11 @@ from byteps_py.launcher.affinity import core_list, describe_cores
 from byteps_py.launcher.topology import Group, Topology
 from byteps_py.variables import examine
 
-__all__ = ["NO_BINDING", "POLICIES", "Binding", "bind", "offered_cores"]
+__all__ = ["NO_BINDING", "POLICIES", "Binding", "bind", "offered_cores", "remarks"]
 
 NO_BINDING = "none"
 POLICIES = (NO_BINDING, "node", "socket", "exclusive", "core-complex")
+_GROUPS = {"node": "NUMA node", "socket": "socket", "core-complex": "core complex"}
 _DEVICE_LISTS = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 
@@ -59,6 +60,9 @@ class _Choice:
     unused: tuple[str, ...] = ()
     is_exact: bool = True
     """Whether a process may count on all that it is bound to, though servers that are not bound run there too."""
+    notes: tuple[str, ...] = ()
+    by: str | None = None
+    """What the cores are told to come from, if not ``reason``; empty: they are what everybody has in any case."""
 
 
 def bind(environ: Mapping[str, str], policy: str | None, topology: Topology, workers: int, servers: int = 0) -> Binding:
@@ -81,21 +85,28 @@ def bind(environ: Mapping[str, str], policy: str | None, topology: Topology, wor
         return _settle(_Choice(unused=_left(given), reason="BYTEPS_NUMA_ON=0"), free, free, workers, servers)
     offered = _offered(wish, given, topology)
     devices = _devices(environ, offered, workers)
+    kept = " and ".join(_left(given, "cpu_blacklist", "multithreaded_cpu"))
     if policy is not None:
         sets = _by_policy(policy, offered, devices, workers, servers)
         unused = _left(given, "visible_cores", "default_quota", "root_quota")
         choice = _Choice(sets[:workers], sets[workers:], f"--numa-binding={policy}", unused)
+        if sets and set(sets) == {offered.cores}:
+            note = f"{choice.reason} has no effect here: {_why_needless(policy, offered)}"
+            choice = replace(choice, notes=(note,), by="" if offered.cores == free else kept)
     elif wish.visible_cores is not None:
         lists = _listed(wish, given, workers, free)
         choice = _Choice(lists, (), "BYTEPS_VISIBLE_CPU_CORES", _left(given, "default_quota", "root_quota"))
+        if workers < len(wish.visible_cores):
+            count = f"has {len(wish.visible_cores)} lists, but workers on this machine: {workers}"
+            choice = replace(choice, notes=(f"{given['visible_cores']} {count}; the others are not used",))
     elif wish.default_quota or wish.root_quota:
         reason = " and ".join(_left(given, "default_quota", "root_quota"))
         choice = _Choice(_by_quota(wish, given, offered, workers), (), reason)
     else:
         choice = _Choice(_by_nodes(offered, devices, workers), (), "BYTEPS_NUMA_ON", is_exact=False)
     if not choice.workers:
-        reason = " and ".join(_left(given, "cpu_blacklist", "multithreaded_cpu"))
-        choice = _Choice(reason=reason, unused=choice.unused)
+        choice = _Choice(reason=kept, unused=choice.unused)
+    choice = replace(choice, notes=(*remarks(environ, policy, topology), *choice.notes))
     return _settle(choice, free, offered.cores, workers, servers, topology)
 
 
@@ -113,6 +124,34 @@ def offered_cores(environ: Mapping[str, str], policy: str | None, topology: Topo
         return len(topology.cores)
     offered = _offered(wish, given, topology)
     return len(offered.physical if policy == "exclusive" else offered.cores)
+
+
+def remarks(environ: Mapping[str, str], policy: str | None, topology: Topology) -> tuple[str, ...]:
+    """What variables for every process ask for in vain here, as lines that :func:`bind`, with the same arguments, tells
+    too."""
+    wish, given = _read(environ)
+    if _is_off(wish, policy):
+        return ()
+    found = []
+    if absent := wish.cpu_blacklist - topology.cores:
+        # No error, since it is kept free: one blacklist may serve machines of several sizes.
+        found.append(
+            f"warning: {given['cpu_blacklist']} names {describe_cores(absent)}, but this process may run on "
+            f"{describe_cores(topology.cores)} only; kept free: {core_list(wish.cpu_blacklist - absent) or 'none'}"
+        )
+    if not wish.multithreaded_cpu and len(topology.physical) == len(topology.cores):
+        found.append(f"{given['multithreaded_cpu']} has no effect here: each physical core is one core to this process")
+    return tuple(found)
+
+
+def _why_needless(policy: str, offered: Topology) -> str:
+    """Why each process gets all cores with the policy, as without it."""
+    words = describe_cores(offered.cores)
+    if policy == "exclusive":
+        return f"one process has {words} for itself in any case"
+    if policy == "node" and not offered.is_told:
+        return f"/sys tells of no NUMA nodes, so all that may be used, {words}, count as one"
+    return f"one {_GROUPS[policy]} has all that may be used, {words}"
 
 
 def _is_off(wish: _Wish, policy: str | None) -> bool:
@@ -161,14 +200,15 @@ def _settle(
         sets: Sequence[Group | None] = choice.workers
     else:
         sets, server_sets = [others] * workers, [others] * servers
-    notes = []
+    notes = list(choice.notes)
     if choice.unused:
         notes.append(f"{choice.reason} goes before these, which are not used: {' '.join(choice.unused)}")
-    if words := _describe(sets, server_sets):
+    by = choice.reason if choice.by is None else choice.by
+    if by and (words := _describe(sets, server_sets)):
         told = "" if topology is None or topology.is_told else ", since /sys does not tell them"
         count = 1 if topology is None else len(topology.nodes)
         nodes = f"{count} NUMA node{'' if count == 1 else 's'}{told}"
-        notes.append(f"cores by {choice.reason} ({nodes}): {words}")
+        notes.append(f"cores by {by} ({nodes}): {words}")
     return Binding(tuple(sets), tuple(server_sets), others, tuple(made[:workers]), tuple(made[workers:]), tuple(notes))
 
 

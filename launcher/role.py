@@ -14,7 +14,7 @@ from byteps_py.errors import SettingsError
 from byteps_py.launcher import affinity
 from byteps_py.launcher.affinity import OpenMP
 from byteps_py.launcher.arguments import AUTO, Options, openmp_words
-from byteps_py.launcher.binding import NO_BINDING, Binding, bind
+from byteps_py.launcher.binding import NO_BINDING, Binding, bind, remarks
 from byteps_py.launcher.launch import launch
 from byteps_py.launcher.local import local_variables, notes_without_server, plural, run_job
 from byteps_py.launcher.processes import ProcessSpec, module_command
@@ -89,7 +89,10 @@ def _run_service(role: Role, options: Options, environ: Mapping[str, str]) -> in
     environment = {**environ, "PYTHONUNBUFFERED": "1"}
     # A policy shares a machine out among all that are started together; of one process it knows no neighbours.
     policy = NO_BINDING if options.numa_binding == NO_BINDING else None
-    cores = bind(environ, policy, read_topology(affinity.usable_cores()), 0).others
+    topology = read_topology(affinity.usable_cores())
+    cores = bind(environ, policy, topology, 0).others
+    for line in remarks(environ, policy, topology):
+        print(f"bpslaunch: {line}", file=sys.stderr)
     spec = ProcessSpec(role, label, module_command("byteps_py", str(role)), environment, read_stdin=True, cores=cores)
     if options.log_dir is None and not options.dry_run:
         sys.stderr.flush()

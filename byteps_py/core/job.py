@@ -64,6 +64,17 @@ class Job:
         welcome = Welcome(self._nonce, EPOCH, ranks[peer], self.seating.participants, self.seating.servers)
         return Send(peer, welcome)
 
+    def tell_shares(self) -> list[Action]:
+        """A line that says how much each server is to sum, where that differs; those with the same share together."""
+        found: dict[str, list[str]] = {}
+        for server, weight in zip(self.seating.servers, self.seating.weights or (), strict=False):
+            found.setdefault(f"{100 * weight:.3g} %", []).append(f"server {server.rank} on {server.host}")
+        if len(found) < 2:
+            return []
+        words = (f"{share}{' each' if len(who) > 1 else ''}: {listed(who, len(who))}" for share, who in found.items())
+        text = f"shares of the bytes, by where servers and workers are: {'; '.join(words)}"
+        return [Log("info", f"{text} (BYTEPS_ENABLE_MIXED_MODE=0: equal ones)")]
+
     @property
     def is_done(self) -> bool:
         """Whether every worker has left."""

@@ -224,7 +224,7 @@ class Membership:
     def _start(self) -> list[Action]:
         self.state = State.RUNNING
         self._job = job = Job(self._roster.seating(), self._roster.partition_bytes, self._job_nonce)
-        actions: list[Action] = [Log("info", f"the job is complete: {counts(self._roster)}")]
+        actions: list[Action] = [Log("info", f"the job is complete: {counts(self._roster)}"), *job.tell_shares()]
         return actions + [job.welcome(member.peer) for member in self._roster]
 
     def _withdraw(self, now: float, peer: bytes, message: Bye) -> list[Action]:

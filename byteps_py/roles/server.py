@@ -24,7 +24,7 @@ from byteps_py.roles.envelope import Complaints, asks_to_join, is_bundle, open_b
 from byteps_py.roles.member import SCHEDULER, SchedulerLink, registration, server_identity
 from byteps_py.roles.message_log import log_messages
 from byteps_py.roles.rounds import Rounds
-from byteps_py.roles.share import team_of
+from byteps_py.roles.share import check_share, team_of
 from byteps_py.roles.termination import TERMINATED, Termination
 from byteps_py.roles.tracing import ServerTracing
 from byteps_py.settings import MAX_PARTITION_BYTES, ServerSettings
@@ -69,9 +69,10 @@ def run(settings: ServerSettings, endpoint: Endpoint | None = None) -> int:
 
     Raises:
         SettingsError: ``DMLC_INTERFACE`` gives no address, the port is the scheduler's, the folder for records cannot
-            be made, or the scheduler says that settings of the job disagree.
+            be made, there are not so many cores, or the scheduler says that settings of the job disagree.
         TransportError: the limit of open files is too low.
     """
+    check_share(settings, len(os.sched_getaffinity(0)))
     prepare(settings)
     prepare_trace(settings)
     incarnation = secrets.randbits(64)

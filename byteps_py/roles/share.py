@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import logging
 
+from byteps_py.errors import SettingsError
 from byteps_py.settings import ServerSettings
 from byteps_py.wire.control import Welcome
 
-__all__ = ["share_of", "team_of"]
+__all__ = ["check_share", "share_of", "team_of"]
+
+
+def check_share(settings: ServerSettings, cores: int) -> None:
+    """Look at BYTEPS_SERVER_CORES; ``cores`` are those that this process may use.
+
+    Raises:
+        SettingsError: there are not so many.
+    """
+    if settings.cores is not None and settings.cores > cores:
+        raise SettingsError(
+            f"BYTEPS_SERVER_CORES={settings.cores}, but this server may run on {cores} core{'s' if cores > 1 else ''} "
+            "only: set no more than that, or unset it"
+        )
 
 
 def share_of(welcome: Welcome, cores: int) -> int:

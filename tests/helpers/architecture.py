@@ -12,7 +12,7 @@ from pathlib import Path
 
 PACKAGE = "byteps_py"
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "role", "version"),
+    ("errors", "role", "version", "entry"),
     ("types",),
     ("variables", "standard_output"),
     ("record_settings", "network_settings", "binding_settings", "trace_settings"),
@@ -42,7 +42,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 LAUNCHER_MAY_IMPORT = frozenset(
     {"errors", "role", "variables", "completion", "binding_settings", "settings", "known_names", "ports", "version"}
-    | {"plan", "standard_output"}
+    | {"entry", "plan", "standard_output"}
 )
 """The launcher stands apart, so that starting processes loads next to nothing; ``plan`` only for ``-s auto``."""
 

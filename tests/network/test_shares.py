@@ -47,6 +47,7 @@ def test_shares_by_machine(hosts: Hosts, mixed: str, shares: tuple[float, ...]) 
     assert [each / sum(counts[0]) for each in counts[0]] == pytest.approx(shares, abs=0.05)
     assert ways == ({"shm": 1, "tcp": 2}, {"shm": 1, "tcp": 2}, {"shm": 0, "tcp": 3})
     text = job.output("scheduler")
+    assert ("28.6 % each: server 0 on " in text and "; 42.9 %: server 2 on " in text) == (mixed == "1"), text
     assert re.search(
         r"partitions of up to \d+ bytes: 8 MB of tensors, [0-9.e+]+ MB/s between workers and servers", text
     )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from byteps_py.errors import SettingsError
 from byteps_py.launcher.affinity import usable_cores
-from byteps_py.launcher.binding import POLICIES, Binding, bind, offered_cores
+from byteps_py.launcher.binding import POLICIES, Binding, bind, offered_cores, remarks
 from byteps_py.launcher.topology import Topology, flat, read_topology
 from tests.helpers.leftovers import RUN_MARK
 from tests.helpers.topologies import MACHINES, cores, numbers, topology
@@ -136,9 +136,54 @@ def test_servers_are_further_processes_and_cores_are_counted_once(machines: dict
         "cores by --numa-binding=node (2 NUMA nodes): worker 0: 0-15,32-47; worker 1: 16-31,48-63; "
         "server 0: 0-15,32-47",
     )
-    unknown = bind({}, "node", machines["nothing told"], 1, 0)
+    unknown = bind({}, "exclusive", machines["nothing told"], 2, 0)
     assert unknown.notes == (
-        "cores by --numa-binding=node (1 NUMA node, since /sys does not tell them): worker 0: 0-3",
+        "cores by --numa-binding=exclusive (1 NUMA node, since /sys does not tell them): worker 0: 0-1; worker 1: 2-3",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "processes", "reason"),
+    [
+        ("one socket", "node", (2, 1), "one NUMA node has all that may be used, cores 0-7"),
+        (
+            "nothing told",
+            "node",
+            (1, 0),
+            "/sys tells of no NUMA nodes, so all that may be used, cores 0-3, count as one",
+        ),
+        ("AMD", "socket", (4, 4), "one socket has all that may be used, cores 0-127"),
+        ("container", "socket", (2, 0), "one socket has all that may be used, cores 3-6,35-38"),
+        ("one socket", "core-complex", (2, 0), "one core complex has all that may be used, cores 0-7"),
+        ("one socket", "exclusive", (1, 0), "one process has cores 0-7 for itself in any case"),
+    ],
+)
+def test_a_policy_that_changes_nothing_says_so_in_one_line(
+    name: str, policy: str, processes: tuple[int, int], reason: str, machines: dict[str, Topology]
+) -> None:
+    found = bind({}, policy, machines[name], *processes)
+    assert found.notes == (f"--numa-binding={policy} has no effect here: {reason}",)
+    assert {*found.workers, *found.servers} == {machines[name].cores}
+
+
+@pytest.mark.parametrize("policy", BOUND)
+@pytest.mark.parametrize("name", [*MACHINES, "nothing told"])
+def test_the_line_is_there_where_everybody_has_all_cores_and_nowhere_else(
+    name: str, policy: str, machines: dict[str, Topology]
+) -> None:
+    machine = machines[name]
+    for workers, servers in ((1, 0), (2, 0), (1, 1), (2, 1)):
+        found = bind({}, policy, machine, workers, servers)
+        is_told = any(note.startswith(f"--numa-binding={policy} has no effect here: ") for note in found.notes)
+        assert is_told == ({*found.workers, *found.servers} == {machine.cores})
+
+
+def test_a_policy_that_changes_nothing_beside_a_blacklist(machines: dict[str, Topology]) -> None:
+    found = bind({"BYTEPS_CPU_BLACKLIST": "0"}, "node", machines["one socket"], 2)
+    assert shown([*found.workers, found.others]) == ["1-7"] * 3
+    assert found.notes == (
+        "--numa-binding=node has no effect here: one NUMA node has all that may be used, cores 1-7",
+        "cores by BYTEPS_CPU_BLACKLIST='0' (1 NUMA node): workers 0-1: 1-7",
     )
 
 
@@ -343,12 +388,48 @@ def test_cores_that_are_kept_free(machines: dict[str, Topology]) -> None:
     found = bind({"BYTEPS_CPU_BLACKLIST": "0, 6-7,99"}, None, machines["one socket"], 2, 1)
     assert shown([*found.workers, *found.servers, found.others]) == ["1-5"] * 4
     assert (found.worker_cores, found.server_cores) == ((1, 1), (1,))
-    assert found.notes == ("cores by BYTEPS_CPU_BLACKLIST='0, 6-7,99' (1 NUMA node): workers 0-1: 1-5; server 0: 1-5",)
+    assert found.notes == (
+        "warning: BYTEPS_CPU_BLACKLIST='0, 6-7,99' names core 99, but this process may run on cores 0-7 only; "
+        "kept free: 0,6-7",
+        "cores by BYTEPS_CPU_BLACKLIST='0, 6-7,99' (1 NUMA node): workers 0-1: 1-5; server 0: 1-5",
+    )
     assert bind({"BYTEPS_CPU_BLACKLIST": "-1"}, None, machines["one socket"], 2).others is None
     both = bind({"BYTEPS_CPU_BLACKLIST": "0,32"}, None, machines["two sockets"], 2, 1)
     assert shown([*both.workers, *both.servers]) == ["1-15,33-47", "16-31,48-63", "1-31,33-63"]
     listed = bind({"BYTEPS_CPU_BLACKLIST": "0", "BYTEPS_VISIBLE_CPU_CORES": "1"}, None, machines["one socket"], 1, 1)
     assert shown([*listed.workers, *listed.servers]) == ["1", "1-7"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "policy", "lines"),
+    [
+        ({"BYTEPS_CPU_BLACKLIST": "8-9,64"}, None, ["names cores 8-9,64, but this process may run on cores 0-7 only"]),
+        ({"BYTEPS_CPU_BLACKLIST": "99"}, "node", ["names core 99, but this process may run on cores 0-7 only"]),
+        ({"BYTEPS_CPU_BLACKLIST": "99", "BYTEPS_VISIBLE_CPU_CORES": "0:1"}, None, ["names core 99, but this process"]),
+        ({"BYTEPS_CPU_BLACKLIST": "99"}, "none", []),
+        ({"BYTEPS_CPU_BLACKLIST": "99", "BYTEPS_NUMA_ON": "0"}, None, []),
+        ({"BYTEPS_CPU_BLACKLIST": "7"}, None, []),
+        ({"BYTEPS_CPU_BLACKLIST": "-1"}, None, []),
+    ],
+)
+def test_a_blacklist_with_cores_that_are_not_there(
+    environ: dict[str, str], policy: str | None, lines: list[str], machines: dict[str, Topology]
+) -> None:
+    machine = machines["one socket"]
+    found = remarks(environ, policy, machine)
+    assert len(found) == len(lines)
+    for line, expected in zip(found, lines, strict=True):
+        assert line.startswith(f"warning: BYTEPS_CPU_BLACKLIST={environ['BYTEPS_CPU_BLACKLIST']!r} {expected}")
+        assert line.endswith("; kept free: none")
+    notes = bind(environ, policy, machine, 2).notes
+    assert list(found) == [note for note in notes if note.startswith("warning: ")]
+
+
+def test_hardware_threads_that_are_not_there(machines: dict[str, Topology]) -> None:
+    line = "BYTEPS_MULTITHREADED_CPU='0' has no effect here: each physical core is one core to this process"
+    assert bind({"BYTEPS_MULTITHREADED_CPU": "0"}, None, machines["one socket"], 2).notes == (line,)
+    assert remarks({"BYTEPS_MULTITHREADED_CPU": "0"}, None, machines["two sockets"]) == ()
+    assert remarks({}, None, machines["one socket"]) == ()
 
 
 def test_one_hardware_thread_of_each_core(machines: dict[str, Topology]) -> None:
@@ -382,7 +463,7 @@ ALSO = "BYTEPS_VISIBLE_CPU_CORES='0-1:2'"
             "node",
             EVERYTHING,
             ["0-6", "0-6"],
-            f"--numa-binding=node goes before these, which are not used: {ALSO} {SAID}",
+            f"--numa-binding=node {BEFORE} {ALSO} {SAID}",
         ),
         (None, EVERYTHING, ["0-1", "2"], f"BYTEPS_VISIBLE_CPU_CORES {BEFORE} {SAID}"),
         (
@@ -414,7 +495,7 @@ def test_the_option_goes_before_the_lists_and_those_before_the_rest(
 ) -> None:
     found = bind(environ, policy, machines["one socket"], 2)
     assert shown(found.workers) == expected
-    told = [each for each in found.notes if not each.startswith("cores by ")]
+    told = [each for each in found.notes if not each.startswith("cores by ") and "has no effect here" not in each]
     assert told == ([] if note is None else [note])
 
 
@@ -470,6 +551,14 @@ def test_lists(text: str | None, workers: int, expected: list[str | None], count
     found = bind(environ, None, flat(USABLE), workers)
     assert shown(found.workers) == expected
     assert found.worker_cores == counted
+
+
+def test_lists_for_more_workers_than_there_are_here() -> None:
+    found = bind({"BYTEPS_VISIBLE_CPU_CORES": "0:1:99"}, None, flat(USABLE), 2)
+    assert found.notes == (
+        "BYTEPS_VISIBLE_CPU_CORES='0:1:99' has 3 lists, but workers on this machine: 2; the others are not used",
+        "cores by BYTEPS_VISIBLE_CPU_CORES (1 NUMA node): worker 0: 0; worker 1: 1",
+    )
 
 
 def test_cores_that_are_not_there_and_lists_that_are_missing_are_told_together() -> None:

@@ -234,6 +234,12 @@ def test_a_service_keeps_off_cores_that_are_to_be_free(
     assert [found.specs[0].cores for found in launched[-2:]] == [frozenset({0, 2}), None]
     line = f"bpslaunch: a {which} starts no workers, so this is not used: --numa-binding node\n"
     assert capsys.readouterr().err == line
+    run_role(which, Options(dry_run=True), {**JOB, "BYTEPS_CPU_BLACKLIST": "2,99", "BYTEPS_VISIBLE_CPU_CORES": "0:1"})
+    assert launched[-1].specs[0].cores == frozenset({0, 1})
+    assert capsys.readouterr().err == (
+        "bpslaunch: warning: BYTEPS_CPU_BLACKLIST='2,99' names core 99, but this process may run on cores 0-2 only; "
+        "kept free: 2\n"
+    )
     with pytest.raises(SettingsError, match="BYTEPS_CPU_BLACKLIST='most' must be a list of cores"):
         run_role(which, Options(), {**JOB, "BYTEPS_CPU_BLACKLIST": "most"})
 

@@ -203,6 +203,40 @@ class TestRegistration:
             Membership("job", num_worker, num_server, job_nonce=1, scheduler=HERE, start_timeout=1.0, lost_timeout=30.0)
 
 
+def shares_told(members: Sequence[Member], num_worker: int, num_server: int, *, by_machine: bool = True) -> list[str]:
+    """What is logged of shares when the last of the members has come."""
+    fields: dict[str, Any] = {"job_nonce": 77, "scheduler": HERE, "start_timeout": 120.0, "lost_timeout": 30.0}
+    scheduler = Membership("job", num_worker, num_server, by_machine=by_machine, **fields)
+    for member in members:
+        counted = msgspec.structs.replace(member.register, num_worker=num_worker, num_server=num_server)
+        last = scheduler.receive(0, member.peer, counted)
+    assert scheduler.state is State.RUNNING
+    return [each.text for each in last if isinstance(each, Log) and each.level == "info" and "shares" in each.text]
+
+
+class TestShares:
+    WORKERS = tuple(worker(index, f"host-{index}", worker_id=index) for index in (0, 1, 2))
+    SERVERS = (server(7, "host-0"), server(8, "host-1"), server(9, "host-s"))
+
+    def test_the_line_of_unequal_ones(self) -> None:
+        assert shares_told([*self.WORKERS, *self.SERVERS], 3, 3) == [
+            "shares of the bytes, by where servers and workers are: 28.6 % each: server 0 on host-0, server 1 on "
+            "host-1; 42.9 %: server 2 on host-s (BYTEPS_ENABLE_MIXED_MODE=0: equal ones)"
+        ]
+
+    def test_many_servers_are_not_all_named(self) -> None:
+        apart = [server(20 + index, f"host-s{index:02}") for index in range(12)]
+        (line,) = shares_told([*self.WORKERS, server(7, "host-0"), *apart], 3, 13)
+        assert line.count("server ") == 9
+        assert "host-s07 and 4 more" in line
+
+    def test_no_line_where_they_are_equal(self) -> None:
+        beside = [server(10 + index, f"host-{index}") for index in (0, 1, 2)]
+        assert shares_told([*self.WORKERS, *beside], 3, 3) == []
+        assert shares_told([*self.WORKERS, server(7, "host-s"), server(8, "host-s")], 3, 2) == []
+        assert shares_told([*self.WORKERS, *self.SERVERS], 3, 3, by_machine=False) == []
+
+
 class TestGathering:
     def test_waiting_is_spoken_of_and_ends(self) -> None:
         scheduler = membership()

@@ -7,8 +7,11 @@ import logging
 
 import pytest
 
-from byteps_py.roles.share import share_of, team_of
+from byteps_py.errors import SettingsError
+from byteps_py.roles import server
+from byteps_py.roles.share import check_share, share_of, team_of
 from byteps_py.settings import ServerSettings
+from byteps_py.transport.loopback import LoopbackNetwork
 from byteps_py.types import ServerInfo
 from byteps_py.wire.control import Welcome
 
@@ -56,6 +59,23 @@ def test_the_team(changed: dict[str, int], team: int, threads: str | None, caplo
         (line,) = caplog.messages
         assert line.startswith(threads)
         assert "this server's share is 4 of 8 cores" in line
+
+
+@pytest.mark.parametrize(("cores", "words"), [(2, "2 cores"), (1, "1 core")])
+def test_more_cores_than_there_are(cores: int, words: str) -> None:
+    check_share(SETTINGS, cores)
+    check_share(dataclasses.replace(SETTINGS, cores=cores), cores)
+    with pytest.raises(SettingsError) as caught:
+        check_share(dataclasses.replace(SETTINGS, cores=9), cores)
+    assert str(caught.value) == (
+        f"BYTEPS_SERVER_CORES=9, but this server may run on {words} only: set no more than that, or unset it"
+    )
+
+
+def test_a_server_refuses_more_cores_than_there_are() -> None:
+    settings = dataclasses.replace(SETTINGS, cores=65535)
+    with pytest.raises(SettingsError, match="BYTEPS_SERVER_CORES=65535, but this server may run on"):
+        server.run(settings, LoopbackNetwork().endpoint(b"s"))
 
 
 def test_one_core_is_enough_for_any_number_of_servers(caplog: pytest.LogCaptureFixture) -> None:
