@@ -61,7 +61,7 @@ class Summary:
             self._tensors[label].append(event.dur)
         elif is_over and stage in _STAGES[role]:
             self._stages[role, stage].append(event.dur)
-        if stage in ("WAIT", "REDUCE_WAIT"):
+        if is_over and stage in ("WAIT", "REDUCE_WAIT"):  # else the one that was waited for has not come
             waits = self._waits[int(args["last"])]
             waits.rounds += 1
             waits.alone += int(args["alone_us"])

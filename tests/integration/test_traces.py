@@ -40,6 +40,24 @@ while True:
 """
 
 
+REJECTED = """
+import numpy as np
+import byteps_py as bps
+bps.init()
+tensors = [("large", np.ones(250_000, np.float32)), ("a", np.ones(10, np.float32)), ("b", np.ones(20, np.float32))]
+for step in range(1, 7):
+    for name, each in tensors:
+        differs = step == 3 and bps.rank() and name != "b"
+        if step > 3 and name != "b":
+            continue
+        try:
+            bps.push_pull(each, name, op=bps.SUM if differs else bps.AVG)
+        except bps.AgreementError:
+            print("rejected", name)
+bps.shutdown()
+"""
+
+
 def bps(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "byteps_py", *words], capture_output=True, text=True, timeout=60, check=False
@@ -81,6 +99,31 @@ def test_each_process_writes_a_trace_and_bps_makes_one_of_them(folder: Path) -> 
     told = json.loads(bps("trace", "summary", str(folder), "--json").stdout)
     assert sum(each["rounds"] for each in told["waited_for"]) > 3 * (LAST - FIRST)
     assert told["clock"]["unknown"] == 0
+
+
+def test_what_is_rejected_is_over(tmp_path: Path) -> None:
+    environ = {
+        "BYTEPS_TRACE_ON": "1",
+        "BYTEPS_TRACE_START_STEP": "2",
+        "BYTEPS_TRACE_END_STEP": "5",
+        "BYTEPS_TRACE_DIR": str(tmp_path / "trace"),
+    }
+    with launches(tmp_path) as start:
+        launched = start("-n", "2", "-s", "1", "--", PYTHON, "-c", REJECTED, env=environ)
+        assert launched.wait(60) == 0, launched.err
+    assert launched.out.count("rejected") == 4
+    found = find_traces(tmp_path / "trace")
+    marked: dict[str, set[str]] = {}
+    for each in found.readers:
+        events = [event for event in traces.check(each.path) if event["ph"] == "X"]
+        assert not [event for event in events if event["args"].get("unfinished")]
+        failed = [event for event in events if event["args"].get("failed")]
+        assert {event["args"]["step"] for event in failed} == {3}
+        marked[each.about["role"]] = {event["name"] for event in failed if "PULL" not in event["name"]}
+        label = "Comm.b" if each.about["role"] == "worker" else "bundle of 1"
+        assert {event["args"]["step"] for event in events if event["name"] == label} == {2, 3, 4, 5}
+    assert marked["worker"] == {"Comm.a", "Comm.a.PUSH", "Comm.large.PUSH"}
+    assert {name.partition(".")[2] for name in marked["server"]} == {"", "RECEIVE"}
 
 
 def check_causes(events: list[dict[str, Any]], processes: list[dict[str, Any]]) -> None:
