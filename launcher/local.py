@@ -134,9 +134,7 @@ def run_job(options: Options, environ: Mapping[str, str], notes: Sequence[str] =
         draw = Draw(held[0] if held else 0, secrets.token_hex(8), secrets.token_hex(8), held[1:])
         plan = plan_job(options, environ, machine, draw)
         if servers and not options.dry_run:  # once for all, instead of by each process
-            prepare_trace(
-                TraceSettings(trace_on=setting(environ, "trace_on"), trace_dir=setting(environ, "trace_dir"))
-            )
+            prepare_trace(TraceSettings(trace_on=setting(environ, "trace_on"), trace_dir=setting(environ, "trace_dir")))
         return launch(plan.specs, (*notes, *plan.notes), options, report_failures=servers > 0)
 
 
