@@ -166,10 +166,10 @@ def _rounds(
         start = f"{label}.{prefix}"
         details = _details(label, each.key, each.round)
         found = sums.get((each.key, each.round))
-        if each.rejected:
-            details["failed"] = True
-        is_complete = found is not None or each.replied or each.rejected
-        group = list(_arrivals(arrivals, start, details, us, {} if is_complete else {"unfinished": True}))
+        marks: dict[str, Any] = {}  # of the round, and of the wait for the last where that has not come
+        if not each.replied:
+            marks["failed" if each.rejected else "unfinished"] = True
+        group = list(_arrivals(arrivals, start, details, us, {} if found is not None else marks))
         end = max(taken for _, (_, taken) in arrivals)
         if found is not None:
             group.append(Span(us(found.asked), us(found.begun), f"{start}SUM_QUEUE", details))
@@ -181,11 +181,9 @@ def _rounds(
             end = max(end, passage.copied or passage.received or passage.failed or now)
         if each.replied:
             group.append(Span(us(end), us(max(end, each.replied)), f"{start}REPLY", details))
-        elif not each.rejected:
-            details = {**details, "unfinished": True}
         over = max(end, each.replied or each.rejected or now)
         first = min(at for _, (at, _) in arrivals)
-        yield [Span(us(first), us(over), f"{label}.REDUCE" if prefix else label, details), *group]
+        yield [Span(us(first), us(over), f"{label}.REDUCE" if prefix else label, {**details, **marks}), *group]
 
 
 def _arrivals(

@@ -80,8 +80,9 @@ class Summary:
             waits = self._waits[int(args["last"])]
             waits.rounds += 1
             waits.alone += int(args["alone_us"])
+        is_listed = not stage if role == "server" else stage not in ("", "REDUCE")
         for mark, found in self._marked.items():
-            if args.get(mark) and stage not in ("", "REDUCE") and len(found) < _MOST_MARKED:
+            if args.get(mark) and is_listed and len(found) < _MOST_MARKED:
                 found.append((process, event.name, int(args["step"])))
 
     def as_json(self) -> dict[str, Any]:

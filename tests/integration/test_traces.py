@@ -137,7 +137,10 @@ def test_what_is_rejected_is_over(tmp_path: Path) -> None:
         label = "Comm.b" if each.about["role"] == "worker" else "bundle of 1"
         assert {event["args"]["step"] for event in events if event["name"] == label} == {2, 3, 4, 5}
     assert marked["worker"] == {"Comm.a", "Comm.a.PUSH", "Comm.large.PUSH"}
-    assert {name.partition(".")[2] for name in marked["server"]} == {"", "RECEIVE"}
+    assert {name.startswith("tensor ") and "." not in name for name in marked["server"]} == {True}
+    summary = bps("trace", "summary", str(tmp_path / "trace")).stdout
+    assert "  server 0: Comm.large, step 3\n" in summary
+    assert "Not over" not in summary
 
 
 def check_causes(events: list[dict[str, Any]], processes: list[dict[str, Any]]) -> None:

@@ -362,6 +362,17 @@ class TestSummary:
         assert "Not over when the trace ended; in none of the figures: 2\n  worker 0: Comm.grad.weight." in told
         assert told.endswith("\n  ...\n")
 
+    def test_a_round_of_a_server_that_is_not_over_is_listed(
+        self, job: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = job / "server-0" / "comm.json"
+        whole, marked = '"name":"tensor 3","cat"', '"args":{"unfinished":true,'
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line.replace('"args":{', marked) if whole in line else line for line in lines))
+        assert run("summary", job, "--json") == 0
+        found = json.loads(capsys.readouterr().out)["unfinished"]
+        assert found == [{"process": "server 0", "span": "Comm.grad.weight", "step": step} for step in (1, 2)]
+
     def test_who_has_not_come_is_not_waited_for_by_name(self, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = job / "server-0" / "comm.json"
         lines = path.read_text().splitlines(keepends=True)
