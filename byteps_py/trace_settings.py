@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from byteps_py.errors import SettingsError
 from byteps_py.variables import boolean, integer, text, variable
 
-__all__ = ["TraceSettings", "trace_problems"]
+__all__ = ["TraceSettings", "prepare_trace", "trace_problems"]
 
 _LONGEST_PATH = 4095
 _MOST = 10**9
@@ -40,4 +42,27 @@ def trace_problems(values: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"BYTEPS_TRACE_START_STEP={start} must be less than BYTEPS_TRACE_END_STEP={end}: steps are traced from the "
             "one to the other"
+        )
+
+
+def prepare_trace(settings: TraceSettings) -> None:
+    """See to it that there is a folder for traces, before a process or a job starts; nothing if none is wanted.
+
+    Raises:
+        SettingsError: it cannot be made, or not be written to.
+    """
+    if not settings.trace_on:
+        return
+    folder = os.path.abspath(settings.trace_dir)
+    reason = ""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            reason = "it must not be written to"
+    except OSError as error:
+        reason = "it is no folder" if os.path.lexists(folder) else str(error.strerror)
+    if reason:
+        raise SettingsError(
+            f"BYTEPS_TRACE_DIR={settings.trace_dir!r}: the folder {folder!r} for traces cannot be used: {reason}; "
+            "set it to a folder that can be made and written to, or BYTEPS_TRACE_ON=0"
         )

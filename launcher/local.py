@@ -21,6 +21,7 @@ from byteps_py.launcher.processes import ProcessSpec, module_command
 from byteps_py.launcher.topology import Group, Topology, read_topology
 from byteps_py.role import Role
 from byteps_py.settings import inspect, settings_class
+from byteps_py.trace_settings import TraceSettings, prepare_trace
 
 if TYPE_CHECKING:
     from byteps_py.plan.one_host import Choice
@@ -121,7 +122,7 @@ def run_job(options: Options, environ: Mapping[str, str], notes: Sequence[str] =
         notes: lines to print before.
 
     Raises:
-        SettingsError: see :func:`plan_job`. Nothing has been started.
+        SettingsError: see :func:`plan_job`; or the folder for traces cannot be used. Nothing has been started.
         CommandError: the command cannot be run. Nothing has been started.
         OSError: there are not enough free ports, or the launcher cannot start its guard.
     """
@@ -132,6 +133,8 @@ def run_job(options: Options, environ: Mapping[str, str], notes: Sequence[str] =
     with ports.hold(HOST, min(servers, 1) + (servers if port_range else 0), port_range if servers else None) as held:
         draw = Draw(held[0] if held else 0, secrets.token_hex(8), secrets.token_hex(8), held[1:])
         plan = plan_job(options, environ, machine, draw)
+        if servers and not options.dry_run:  # once for all, instead of by each process
+            prepare_trace(TraceSettings(trace_on=setting(environ, "trace_on"), trace_dir=setting(environ, "trace_dir")))
         return launch(plan.specs, (*notes, *plan.notes), options, report_failures=servers > 0)
 
 

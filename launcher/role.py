@@ -21,6 +21,7 @@ from byteps_py.launcher.processes import ProcessSpec, module_command
 from byteps_py.launcher.topology import read_topology
 from byteps_py.role import Role
 from byteps_py.settings import WorkerSettings, is_distributed, read, settings_class, why_needless
+from byteps_py.trace_settings import prepare_trace
 
 __all__ = ["plan_workers", "run_role"]
 
@@ -128,6 +129,8 @@ def _run_workers(options: Options, environ: Mapping[str, str]) -> int:
         note = f"DMLC_NUM_WORKER=1 and {settings.local_size} workers on this machine: the whole job runs here"
         return run_job(job, own, [*_notes_inside_a_launch(environ), note])
     distributed = is_distributed(settings)
+    if distributed and not options.dry_run:
+        prepare_trace(settings)
     place = _place() if options.log_dir is not None else None
     topology = read_topology(affinity.usable_cores())
     binding = bind(environ, options.numa_binding, topology, settings.local_size)

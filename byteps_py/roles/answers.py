@@ -134,6 +134,8 @@ class Answers:
         payload = action.reason.encode()
         departed = int(action.departed is not None)
         header = self._envelope.header(Opcode.REJECT, action.key, action.round, detail=departed, length=len(payload))
+        if self._held is not None:
+            self._held.rejected(action.key, action.round)
         self._post(action.participant, header, payload)
 
     def missing(self, action: Missing) -> None:

@@ -37,8 +37,8 @@ from byteps_py.telemetry import logs
 from byteps_py.telemetry.metrics import SpeedRecord
 from byteps_py.telemetry.recorder import Member, Recorder, prepare
 from byteps_py.telemetry.stages import Stages
-from byteps_py.telemetry.trace import prepare_trace
 from byteps_py.torchrun import worker_variables
+from byteps_py.trace_settings import prepare_trace
 from byteps_py.transport.host import HostEndpoint
 from byteps_py.types import Operation, Role, TensorSpec
 

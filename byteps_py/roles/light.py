@@ -274,6 +274,8 @@ class Light:
             bundle = each.bundle
             bundle.buffer = bundle.buffer[:0]
             bundle.left -= 1
+            if self._times is not None:
+                self._times.bundle_dropped(bundle, each.key, each.round)
             if not bundle.left:
                 self._end(bundle)
         return self._pipeline.give_back([each.key >> PARTITION_BITS for each in failed])

@@ -31,7 +31,7 @@ from byteps_py.settings import MAX_PARTITION_BYTES, ServerSettings
 from byteps_py.telemetry import logs
 from byteps_py.telemetry.recorder import Member, Recorder, prepare
 from byteps_py.telemetry.stages import Held, SumTimes
-from byteps_py.telemetry.trace import prepare_trace
+from byteps_py.trace_settings import prepare_trace
 from byteps_py.transport.base import Endpoint, Message, tcp_address
 from byteps_py.transport.host import HostEndpoint
 from byteps_py.types import Role

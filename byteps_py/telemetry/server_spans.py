@@ -20,11 +20,12 @@ _OF_A_SUM: Final = 5
 class Round:
     """One round of a key on a server: by rank when a contribution arrived and when it was taken in.
 
-    ``replies`` counts the results that were handed to the socket, ``replied`` is when the last one was, 0 before.
+    ``replies`` counts the results that were handed to the socket, ``replied`` is when the last one was, 0 before;
+    ``rejected`` is when a worker was first told that there will be none.
     ``room`` is for how many contributions there is room.
     """
 
-    __slots__ = ("arrivals", "key", "replied", "replies", "room", "round")
+    __slots__ = ("arrivals", "key", "rejected", "replied", "replies", "room", "round")
 
     def __init__(self, key: int, round: int, room: int) -> None:
         self.key = key
@@ -32,7 +33,7 @@ class Round:
         self.room = room
         self.arrivals: dict[int, tuple[float, float]] = {}
         self.replies = 0
-        self.replied = 0.0
+        self.replied = self.rejected = 0.0
 
 
 class Together:
@@ -152,6 +153,16 @@ class _HeldSpans(Held):
             if round == window.until and current.replies >= len(current.arrivals):
                 window.done((key,))
                 window.check()
+
+    def rejected(self, key: int, round: int) -> None:
+        super().rejected(key, round)
+        current, window = self._open.get(key), self._spans.window
+        if current is None or current.round != round or current.replies or current.rejected:
+            return  # or whoever asks too late for the result of a round is told that it is gone
+        current.rejected = time.monotonic()
+        if window.last:
+            window.rejected(key, round)
+            window.check()
 
     def bundles_replied(self, bundles: Sequence[Arrived], begun: float, table: Any) -> None:
         super().bundles_replied(bundles, begun, table)

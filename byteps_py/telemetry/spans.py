@@ -53,12 +53,12 @@ class Finished(NamedTuple):
 class Cargo:
     """A bundle: its number, its entries, when it was sent and accepted (0: not seen).
 
-    ``results`` are (arrived, copied, keys), keys being None where all came at once; ``over``
-    is when the last came: entries without a result have failed by then.
+    ``results`` are (arrived, copied, keys), keys being None where all came at once; ``failed`` says by key when the
+    operation of an entry ended without one.
     ``note`` takes begin and end of the copy of the next entry: two floats that exist anyway, and nothing is made.
     """
 
-    __slots__ = ("_skipped", "_table", "_times", "accepted", "note", "number", "over", "results", "sent")
+    __slots__ = ("_skipped", "_table", "_times", "accepted", "failed", "note", "number", "results", "sent")
 
     def __init__(self, number: int, table: bytearray) -> None:
         self.number = number
@@ -66,7 +66,8 @@ class Cargo:
         self._skipped = len(table)
         self._times: list[float] = []
         self.note = self._times.append
-        self.sent = self.accepted = self.over = 0.0
+        self.sent = self.accepted = 0.0
+        self.failed: dict[int, float] = {}
         self.results: list[tuple[float, float, list[int] | None]] = []
 
     def __len__(self) -> int:
@@ -145,10 +146,9 @@ class WorkerSpans(WorkerTimes):
         passage, window = self._open.pop(key, None), self.window
         if passage is not None and not passage.received:
             passage.failed = time.monotonic()
-            if passage.round == window.until:
-                window.done((key,))
-                self._look_back()
-                window.check()
+            window.rejected(key, passage.round)
+            self._look_back()
+            window.check()
 
     def copied_out(self, key: int, begun: float) -> None:
         super().copied_out(key, begun)
@@ -192,6 +192,8 @@ class WorkerSpans(WorkerTimes):
         if cargo is not None:
             cargo.sent = now
             self.window.left -= 5 * len(cargo)
+            if not bundle.left:  # all have failed before
+                self._over(bundle, cargo)
 
     def bundle_accepted(self, bundle: Carrier, now: float) -> None:
         super().bundle_accepted(bundle, now)
@@ -211,13 +213,29 @@ class WorkerSpans(WorkerTimes):
         keys = None if count == len(bundle.keys) else [each.key for each in flights if each.bundle is bundle]
         cargo.results.append((now, max(now, self._copied), keys))
         if not bundle.left:
-            cargo.over = now
-            self._bundles.pop(bundle.number, None)
-            window = self.window
-            if window.last and cargo.reaches(window.until):
-                window.done([each[0] for each in cargo.entries() if each[1] == window.until])
-                self._look_back()
-                window.check()
+            self._over(bundle, cargo)
+
+    def bundle_dropped(self, bundle: Carrier, key: int, round: int) -> None:
+        super().bundle_dropped(bundle, key, round)
+        cargo, window = self._bundles.get(bundle.number), self.window
+        if cargo is None:
+            return
+        cargo.failed[key] = time.monotonic()
+        if window.first <= round <= window.last:
+            window.rejected(key, round)
+            self._look_back()
+            window.check()
+        if cargo.sent and not bundle.left:
+            self._over(bundle, cargo)
+
+    def _over(self, bundle: Carrier, cargo: Cargo) -> None:
+        """Nothing more of a bundle is waited for."""
+        self._bundles.pop(bundle.number, None)
+        window = self.window
+        if window.last and cargo.reaches(window.until):
+            window.done([each[0] for each in cargo.entries() if each[1] == window.until])
+            self._look_back()
+            window.check()
 
     def _look_back(self) -> None:
         """Note which light tensors there were: only now, when the last step is there, since nobody asked before."""

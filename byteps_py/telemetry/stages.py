@@ -216,6 +216,9 @@ class WorkerTimes:
         if not bundle.accepted:
             self.answer.add_many(count, seconds)
 
+    def bundle_dropped(self, bundle: Carrier, key: int, round: int) -> None:
+        """One operation in ``bundle`` has failed, and is not in ``bundle.left``."""
+
 
 class NodeTimes(NamedTuple):
     """What hears of the work of one who sums for its node: of contributions, of sums, of these on their way."""
@@ -316,6 +319,9 @@ class Held:
             if not current.accepted >> rank & 1:
                 self.direct.add(seconds)
             current.arrived[rank] = 0.0
+
+    def rejected(self, key: int, round: int) -> None:
+        """A worker is about to be told that a round cannot complete, or that it is long over."""
 
     def bundle_accepted(self, arrived: float, now: float) -> None:
         """A worker is about to be told that a bundle which arrived then is here."""

@@ -102,10 +102,10 @@ def _way(
     sent: float, accepted: float, received: float, start: str, details: dict[str, Any], us: Microseconds, now: float
 ) -> Iterator[Span]:
     """To the server and back; what did not happen is 0."""
-    accepted = 0.0 if received and accepted > received else accepted
     if not received and "failed" not in details:
         details = {**details, "unfinished": True}
     end = received or now
+    accepted = 0.0 if accepted > end else accepted
     if accepted:
         yield Span(us(sent), us(accepted), f"{start}PUSH", details)
         yield Span(us(accepted), us(end), f"{start}PULL", details)
@@ -123,17 +123,19 @@ def _cargo(cargo: Cargo, first: int, last: int, names: Names, us: Microseconds, 
         label = tensor_label(key >> PARTITION_BITS, names)
         details = {**_details(label, key, step), "bundle": cargo.number}
         received, copied = arrived.get(key, whole)
-        end = copied or cargo.over or now
+        failed = cargo.failed.get(key, 0.0)
+        end = copied or failed or now
+        sent = 0.0 if failed and cargo.sent > failed else cargo.sent
         open_details = details
         if not received:
-            open_details = {**details, "failed" if cargo.over else "unfinished": True}
+            open_details = {**details, "failed" if failed else "unfinished": True}
         group = [
             Span(us(begun), us(end), label, open_details),
             Span(us(begun), us(joined), f"{label}.COPY_IN", details),
-            Span(us(joined), us(cargo.sent or now), f"{label}.QUEUE", details if cargo.sent else open_details),
+            Span(us(joined), us(sent or end), f"{label}.QUEUE", details if sent else open_details),
         ]
-        if cargo.sent:
-            group.extend(_way(cargo.sent, cargo.accepted, received, f"{label}.", open_details, us, end))
+        if sent:
+            group.extend(_way(sent, cargo.accepted, received, f"{label}.", open_details, us, end))
         if received:
             group.append(Span(us(received), us(copied), f"{label}.COPY_OUT", details))
         yield group
@@ -163,9 +165,12 @@ def _rounds(
         label = tensor_label(each.key >> PARTITION_BITS, names)
         start = f"{label}.{prefix}"
         details = _details(label, each.key, each.round)
-        group = list(_arrivals(arrivals, start, details, us))
-        end = max(taken for _, (_, taken) in arrivals)
         found = sums.get((each.key, each.round))
+        marks: dict[str, Any] = {}  # of the round, and of the wait for the last where that has not come
+        if not each.replied:
+            marks["failed" if each.rejected else "unfinished"] = True
+        group = list(_arrivals(arrivals, start, details, us, {} if found is not None else marks))
+        end = max(taken for _, (_, taken) in arrivals)
         if found is not None:
             group.append(Span(us(found.asked), us(found.begun), f"{start}SUM_QUEUE", details))
             group.append(Span(us(found.begun), us(found.done), f"{start}SUM", details))
@@ -176,20 +181,22 @@ def _rounds(
             end = max(end, passage.copied or passage.received or passage.failed or now)
         if each.replied:
             group.append(Span(us(end), us(max(end, each.replied)), f"{start}REPLY", details))
-        else:
-            details = {**details, "unfinished": True}
-        over = max(end, each.replied or now)
+        over = max(end, each.replied or each.rejected or now)
         first = min(at for _, (at, _) in arrivals)
-        yield [Span(us(first), us(over), f"{label}.REDUCE" if prefix else label, details), *group]
+        yield [Span(us(first), us(over), f"{label}.REDUCE" if prefix else label, {**details, **marks}), *group]
 
 
 def _arrivals(
-    arrivals: Sequence[tuple[int, tuple[float, float]]], start: str, details: dict[str, Any], us: Microseconds
+    arrivals: Sequence[tuple[int, tuple[float, float]]],
+    start: str,
+    details: dict[str, Any],
+    us: Microseconds,
+    marks: dict[str, Any],
 ) -> Iterator[Span]:
-    """Who came when."""
+    """Who came when; ``marks`` are of the wait for the last."""
     for rank, (at, taken) in arrivals:
         yield Span(us(at), us(taken), f"{start}RECEIVE", {**details, "worker": rank})
-    yield from _wait([(rank, at) for rank, (at, _) in arrivals], start, details, us)
+    yield from _wait([(rank, at) for rank, (at, _) in arrivals], start, {**details, **marks}, us)
 
 
 def _wait(

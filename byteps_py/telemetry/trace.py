@@ -2,7 +2,8 @@
 
 Where it is written: a worker to ``DIR/<local rank>/comm.json``, as BytePS did.  In a job of several machines that share
 DIR the first one to come has that path, and the others write ``DIR/worker-<rank>/comm.json``.  A server writes
-``DIR/server-<rank>/comm.json``.
+``DIR/server-<rank>/comm.json``.  Where another job that runs at the same time traces into DIR, all that is in
+``DIR/job-<number>`` instead.
 
 When: as soon as all traced tensors have passed the last step, or else when the role ends, however it does.  A thread
 that waits for that from the start writes, and nobody else: at the end of an interpreter no thread can be started any
@@ -22,15 +23,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
-from byteps_py.errors import SettingsError
 from byteps_py.settings import TraceSettings
 from byteps_py.telemetry.clock import ClockProbe, shift
 from byteps_py.telemetry.timeline import Microseconds, Names
 from byteps_py.telemetry.trace_file import FORMAT, Event, process_number, temporary_name, write_trace
+from byteps_py.telemetry.trace_folder import FolderLock, lock_folder
 from byteps_py.telemetry.tracks import Span, lay_out
 from byteps_py.telemetry.window import MOST_SPANS, Window
 
-__all__ = ["Owner", "Section", "Trace", "prepare_trace"]
+__all__ = ["Owner", "Section", "Trace"]
 
 _STRAGGLE_SECONDS: Final = 0.5
 """After the last tensor has passed, for what others of the process still have to do with the last step."""
@@ -73,26 +74,6 @@ def _nothing() -> None:
     """Nothing was recorded."""
 
 
-def prepare_trace(settings: TraceSettings) -> None:
-    """See to it that there is a folder for traces, when a process starts; nothing if none is wanted.
-
-    Raises:
-        SettingsError: it cannot be made, or not be written to.
-    """
-    if not settings.trace_on:
-        return
-    folder = Path(settings.trace_dir).absolute()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        reason = "" if os.access(folder, os.W_OK | os.X_OK) else "it must not be written to"
-    except OSError as error:
-        reason = str(error.strerror)
-    if reason:
-        raise SettingsError(
-            f"BYTEPS_TRACE_DIR={settings.trace_dir!r}: the folder {str(folder)!r} for traces cannot be used: {reason}"
-        )
-
-
 class Trace:
     """Records until all is passed and writes it once.  Any thread may call any method; a forked child does nothing.
 
@@ -123,6 +104,7 @@ class Trace:
         self._sections: Sequence[Section] = ()
         self._path: Path | None = None
         self._claim: Path | None = None
+        self._lock: FolderLock | None = None
         self._forget: Callable[[], None] = _nothing
         self._deadline: float | None = None
         self._thread: threading.Thread | None = None
@@ -143,6 +125,7 @@ class Trace:
         """
         self._owner, self._sections, self._forget = owner, sections, forget
         try:
+            self._enter(owner)
             self._path = self._choose_path(owner)
             _remove_remains(self._path)
         except OSError as error:
@@ -174,6 +157,8 @@ class Trace:
         if self._claim is not None:
             with contextlib.suppress(OSError):
                 self._claim.unlink(missing_ok=True)
+        if self._lock is not None:
+            self._lock.release()
 
     def _run(self) -> None:
         self._wanted.wait()
@@ -260,6 +245,26 @@ class Trace:
 
     def _dropped(self) -> int:
         return sum(each.dropped for each in self._windows)
+
+    def _enter(self, owner: Owner) -> None:
+        """Say that this job traces into the folder, or go to one of its own if another one does; the first process
+        that comes there tells the user."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock = lock_folder(self._folder, owner.job)
+        except OSError as error:  # as on a network drive without locks
+            self._log.debug("whether another job traces into %s is not known: %s", self._folder, error)
+            return
+        if self._lock is None:
+            taken, self._folder = self._folder, self._folder / f"job-{owner.job:016x}"
+            with contextlib.suppress(FileExistsError):
+                self._folder.mkdir()
+                self._log.warning(
+                    "another job that runs now traces into %s: the traces of this one go to %s, where `bps trace` "
+                    "finds them; set BYTEPS_TRACE_DIR to a folder of its own for each job",
+                    taken,
+                    self._folder,
+                )
 
     def _choose_path(self, owner: Owner) -> Path:
         if owner.role == "server":

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -119,6 +120,8 @@ class TraceReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would wait for a writer for ever
+                raise TraceError(f"{path}: no regular file, so it is not opened")
             with open(path, "rb") as file:
                 first = file.readline(_LONGEST_LINE)
         except OSError as error:

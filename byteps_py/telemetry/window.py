@@ -28,7 +28,7 @@ class Window:
         dropped: spans that there was no room for.
     """
 
-    __slots__ = ("_done", "_on_over", "_seen", "dropped", "first", "last", "late", "left", "until")
+    __slots__ = ("_done", "_on_over", "_rejected", "_seen", "dropped", "first", "last", "late", "left", "until")
 
     def __init__(
         self, first: int, last: int, most: int = MOST_SPANS, on_over: Callable[[], None] | None = None
@@ -41,6 +41,7 @@ class Window:
         self._on_over = on_over
         self._seen: set[int] = set()
         self._done: set[int] = set()
+        self._rejected: set[int] = set()
 
     def takes(self, spans: int) -> bool:
         """Whether there is room for so many more."""
@@ -57,10 +58,21 @@ class Window:
     def done(self, keys: Sequence[int]) -> None:
         """These have passed the last step."""
         self._done.update(keys)
+        if self._rejected:
+            self._rejected.difference_update(keys)
+
+    def rejected(self, key: int, round: int) -> None:
+        """This is traced, and was rejected in ``round``: it stays so, and nobody waits for it."""
+        self._seen.add(key)
+        if round == self.until:
+            self._done.add(key)
+        elif key not in self._done:
+            self._rejected.add(key)
 
     def check(self) -> None:
-        """End the window if all have passed."""
-        if self._done and len(self._done) >= len(self._seen):
+        """End the window if all have passed, those excepted that never will: not before one has, since others may
+        come."""
+        if self._done and len(self._done) + len(self._rejected) >= len(self._seen):
             self.end()
 
     def end(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -46,6 +47,8 @@ def _merge(arguments: argparse.Namespace) -> int:
 
     traces = find_traces(arguments.folder)
     path = arguments.output or arguments.folder / _MERGED
+    if os.path.exists(path) and not os.path.isfile(path):  # a device would be replaced by a file
+        raise TraceError(f"{path}: the merged trace cannot be written: this is no regular file; choose another with -o")
     if any(each.resolve() == path.resolve() for each in traces.inputs):
         raise SettingsError(f"-o {path}: this is the trace of a process, which is merged: choose another file")
     _say(traces)
@@ -53,9 +56,17 @@ def _merge(arguments: argparse.Namespace) -> int:
         merged = merge_traces(traces, path)
     except OSError as error:
         raise TraceError(f"{path}: the merged trace cannot be written: {error.strerror}") from error
-    show(f"{merged.path}: {merged.processes} processes, {merged.events} events, {merged.arrows} arrows")
+    show(
+        f"{merged.path}: {merged.processes} processes, {merged.spans} spans, {merged.arrows} arrows; "
+        "open it in https://ui.perfetto.dev or chrome://tracing"
+    )
+    if not merged.spans:
+        from byteps_py.traces.summary import nothing_traced
+
+        print(f"bps trace: {nothing_traced(traces.readers[0].about['first_step'])}", file=sys.stderr)
     if merged.backward:
-        print(f"{merged.backward} arrows are left out: the clocks are not known well enough", file=sys.stderr)
+        text = "arrows are left out, which would run backwards: the clocks are not known well enough"
+        print(f"bps trace: {merged.backward} {text}", file=sys.stderr)
     return FAILED if traces.broken else 0
 
 
@@ -67,7 +78,7 @@ def _summarize(arguments: argparse.Namespace) -> int:
     from byteps_py.traces.summary import summarize
 
     place: Path = arguments.place
-    if place.is_file():
+    if os.path.isfile(place):
         traces = Traces([TraceReader(place)])
         check_trace(traces.readers[0])
     else:

@@ -7,11 +7,12 @@ Files are read twice, in pieces, so a long job takes no more memory than its arr
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -62,13 +63,13 @@ class Merged:
 
     Attributes:
         path: of the file.
-        processes, events, arrows: how many are in it.
+        processes, spans, arrows: how many are in it.
         backward: arrows that were left out, since the clocks are not known well enough to draw them.
     """
 
     path: Path
     processes: int
-    events: int
+    spans: int
     arrows: int
     backward: int
 
@@ -79,10 +80,14 @@ def find_traces(folder: Path) -> Traces:
     Raises:
         TraceError: there is no trace of which anything can be used.
     """
-    paths = sorted(folder.rglob(_FILE)) if folder.is_dir() else []
+    if not os.path.isdir(folder):
+        raise TraceError(f"{folder}: {_no_folder(folder)}")
+    paths = sorted(folder.rglob(_FILE))
     if not paths:
-        missing = "there is no such folder" if not folder.is_dir() else f"no {_FILE} in it or in a folder of it"
-        raise TraceError(f"{folder}: {missing}; BYTEPS_TRACE_ON=1 has a job write traces to BYTEPS_TRACE_DIR")
+        raise TraceError(
+            f"{folder}: no {_FILE} in it or in a folder of it; BYTEPS_TRACE_ON=1 has a job write traces to "
+            "BYTEPS_TRACE_DIR, when all traced steps have passed or the job ends"
+        )
     traces = Traces()
     for path in paths:
         try:
@@ -107,6 +112,14 @@ def find_traces(folder: Path) -> Traces:
     return traces
 
 
+def _no_folder(place: Path) -> str:
+    """What is there instead of a folder, and what is wanted."""
+    wanted = "give the folder that holds the traces of all processes: BYTEPS_TRACE_DIR of the job"
+    if not os.path.lexists(place):
+        return f"there is no such folder; {wanted}, ./trace if it was not set"
+    return f"this is {'a file' if os.path.isfile(place) else 'something else than a folder'}; {wanted}"
+
+
 def _choose_job(traces: Traces) -> None:
     """Leave the files of the latest run, each process once."""
     latest = max(traces.readers, key=lambda each: each.about["written"], default=None)
@@ -114,9 +127,13 @@ def _choose_job(traces: Traces) -> None:
     for each in sorted(traces.readers, key=lambda each: each.about["written"]):
         if latest is not None and each.about.get("job") == latest.about.get("job"):
             found[each.about["role"], each.about["rank"]] = each
+    others: dict[Any, list[Path]] = {}
     for each in traces.readers:
         if each not in found.values():
-            traces.remarks.append(f"{each.path}: of an earlier run, left out")
+            others.setdefault(each.about.get("job"), []).append(each.path)
+    for first, *more in others.values():
+        names = f"{first}{f' and {len(more)} more' if more else ''}"
+        traces.remarks.append(f"{names}: of an earlier run, left out")
     traces.readers = [found[process] for process in sorted(found)]
 
 
@@ -160,7 +177,8 @@ def _remark(traces: Traces) -> None:
     for role, count in (("server", about["num_server"]), ("worker", about["num_worker"])):
         missing = [str(rank) for rank in range(count) if (role, rank) not in there]
         if missing:
-            traces.remarks.append(f"no trace of {role} {', '.join(missing)}")
+            why = "killed, still at work, or written into another folder"
+            traces.remarks.append(f"no trace of {role} {', '.join(missing)}: {why}")
     for each in traces.readers:
         if each.about["clock"]["error_us"] is None and len(traces.readers) > 1:
             traces.remarks.append(f"{each.path}: by a clock of its own, since no scheduler has answered")
@@ -191,8 +209,16 @@ def merge_traces(traces: Traces, path: Path) -> Merged:
         "processes": [{k: v for k, v in each.about.items() if k != "tensors"} for each in traces.readers],
         "tensors": {str(tensor): name for tensor, name in traces.names.items()},
     }
-    events = write_trace(path, about, _events(traces, arrows))
-    return Merged(path, len(traces.readers), events, len(arrows), backward)
+    spans = 0
+
+    def events() -> Iterator[Event]:
+        nonlocal spans
+        for event in _events(traces, arrows):
+            spans += event.ph == "X"
+            yield event
+
+    write_trace(path, about, events())
+    return Merged(path, len(traces.readers), spans, len(arrows), backward)
 
 
 def _events(traces: Traces, arrows: Sequence[tuple[str, End, End]]) -> Iterator[Event]:

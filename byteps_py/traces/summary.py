@@ -13,7 +13,7 @@ import numpy as np
 from byteps_py.telemetry.trace_file import Event, TraceReader
 from byteps_py.traces.merge import rename
 
-__all__ = ["Summary", "summarize"]
+__all__ = ["Summary", "nothing_traced", "summarize"]
 
 _STAGES: Final = {
     "worker": (
@@ -24,7 +24,22 @@ _STAGES: Final = {
     "server": ("RECEIVE", "WAIT", "SUM_QUEUE", "SUM", "REPLY"),
 }
 """In the order in which they come."""
-_MOST_UNFINISHED: Final = 1000
+_MEANINGS: Final = {
+    "COPY_IN": "copy of what is pushed",
+    "QUEUE": "waits to be sent",
+    "PUSH": "sent, until the server has it",
+    "PULL": "then, until the result is here",
+    "PUSH_PULL": "sent, until the result is here",
+    "COPY_OUT": "copy of the result",
+    "RECEIVE": "arrived, until taken into account",
+    "WAIT": "from the first worker to the last",
+    "SUM_QUEUE": "waits for a thread that sums",
+    "SUM": "the sum",
+    "REPLY": "until all results are sent",
+    "BROADCAST": "copy of the result for its machine",
+}
+"""For those who read the summary for the first time; ``REDUCE_`` before a name: for the workers of one machine."""
+_MOST_MARKED: Final = 1000
 
 
 @dataclass
@@ -47,7 +62,7 @@ class Summary:
     _stages: dict[tuple[str, str], array[int]] = field(default_factory=lambda: defaultdict(lambda: array("q")))
     _tensors: dict[str, array[int]] = field(default_factory=lambda: defaultdict(lambda: array("q")))
     _waits: dict[int, _Waits] = field(default_factory=lambda: defaultdict(_Waits))
-    _unfinished: list[tuple[str, str, int]] = field(default_factory=list)
+    _marked: dict[str, list[tuple[str, str, int]]] = field(default_factory=lambda: {"unfinished": [], "failed": []})
 
     def take(self, event: Event, role: str, process: str) -> None:
         """Count one event."""
@@ -61,12 +76,14 @@ class Summary:
             self._tensors[label].append(event.dur)
         elif is_over and stage in _STAGES[role]:
             self._stages[role, stage].append(event.dur)
-        if stage in ("WAIT", "REDUCE_WAIT"):
+        if is_over and stage in ("WAIT", "REDUCE_WAIT"):  # else the one that was waited for has not come
             waits = self._waits[int(args["last"])]
             waits.rounds += 1
             waits.alone += int(args["alone_us"])
-        if args.get("unfinished") and stage not in ("", "REDUCE") and len(self._unfinished) < _MOST_UNFINISHED:
-            self._unfinished.append((process, event.name, int(args["step"])))
+        is_listed = not stage if role == "server" else stage not in ("", "REDUCE")
+        for mark, found in self._marked.items():
+            if args.get(mark) and is_listed and len(found) < _MOST_MARKED:
+                found.append((process, event.name, int(args["step"])))
 
     def as_json(self) -> dict[str, Any]:
         """The summary as an object; ``_s`` are seconds, ``_us`` microseconds."""
@@ -95,9 +112,10 @@ class Summary:
                 }
                 for rank, waits in sorted(self._waits.items(), key=lambda each: (-each[1].alone, each[0]))
             ],
-            "unfinished": [
-                {"process": process, "span": name, "step": step} for process, name, step in self._unfinished
-            ],
+            **{
+                mark: [{"process": process, "span": name, "step": step} for process, name, step in found]
+                for mark, found in self._marked.items()
+            },
         }
 
     def _slowest(self) -> list[str]:
@@ -108,31 +126,47 @@ class Summary:
         """The summary for people."""
         found = self.as_json()
         first, last = found["steps"]
-        lines = [f"{len(found['processes'])} processes, steps {first} to {last} of each tensor"]
+        lines = [f"{_counted(self.abouts)}; steps {first} to {last} of each tensor"]
         if found["clock"]["error_us"] is None:
             lines.append("clocks: each process by its own")
         else:
             lines.append(f"clocks: the scheduler's, give or take {found['clock']['error_us']:.0f} µs")
         if found["dropped"]:
             lines.append(f"{found['dropped']} spans were left out: the traces were full")
-        if not found["stages"]:
-            lines.append(
-                f"nothing was traced: no tensor was pushed {first} times, or not while the traces were kept; "
-                "BYTEPS_TRACE_START_STEP=1 traces from the first push on"
-            )
+        if not found["stages"] and not found["unfinished"] and not found["failed"]:
+            return "\n".join([*lines, nothing_traced(first)])
         head = ("stage", "times", "sum s", "median ms", "95 % ms")
         rows = [(f"{each['role']} {each['stage']}", *_row(each)) for each in found["stages"]]
-        lines += ["", "Where the time went", *_table(head, rows)]
+        meanings = ["what", *(_meaning(each["stage"]) for each in found["stages"])]
+        lines += [
+            "",
+            "Where the time went (tensors are on their way at the same time: sums may exceed what has passed)",
+        ]
+        lines += [f"{row}  {meaning}" for row, meaning in zip(_table(head, rows), meanings, strict=True)]
         if found["tensors"]:
             rows = [(each["name"], *_row(each)) for each in found["tensors"]]
-            lines += ["", "The slowest tensors, on workers", *_table(("tensor", *head[1:]), rows)]
-        lines += ["", "The worker that was waited for", *_waited(found["waited_for"])]
-        if found["unfinished"]:
-            lines += ["", f"Not over when the trace ended: {len(found['unfinished'])}"]
-            lines += [
-                f"  {each['process']}: {each['span']}, step {each['step']}" for each in found["unfinished"][: self.top]
-            ]
+            which = "slowest first" if len(rows) == len(self._tensors) else f"the slowest of {len(self._tensors)}"
+            lines += ["", f"Tensors on workers, from push to result, {which}", *_table(("tensor", *head[1:]), rows)]
+        lines += ["", "The worker that was waited for: whose part came last, and how long only that was missing"]
+        lines += _waited(found["waited_for"])
+        for mark, title in (
+            ("failed", "Failed, as what a server has rejected; in none of the figures"),
+            ("unfinished", "Not over when the trace ended; in none of the figures"),
+        ):
+            if found[mark]:
+                lines += ["", f"{title}: {len(found[mark])}"]
+                shown = found[mark][: self.top]
+                lines += [f"  {each['process']}: {each['span']}, step {each['step']}" for each in shown]
+                lines += ["  ..."] if len(found[mark]) > self.top else []
         return "\n".join(lines)
+
+
+def nothing_traced(first_step: int) -> str:
+    """What to tell of traces without a span."""
+    return (
+        f"nothing was traced: no tensor was pushed {first_step} times while the traces were kept; "
+        "BYTEPS_TRACE_START_STEP=1 traces from the first push on"
+    )
 
 
 def summarize(readers: Sequence[TraceReader], names: dict[int, str], top: int) -> Summary:
@@ -177,6 +211,18 @@ def _row(figures: dict[str, Any]) -> tuple[str, str, str, str]:
     )
 
 
+def _counted(abouts: Sequence[dict[str, Any]]) -> str:
+    """``2 workers and 1 server``."""
+    roles = [each["role"] for each in abouts]
+    counts = [(roles.count(role), role) for role in ("worker", "server") if role in roles]
+    return " and ".join(f"{count} {role}{'s' if count > 1 else ''}" for count, role in counts)
+
+
+def _meaning(stage: str) -> str:
+    found = _MEANINGS[stage.removeprefix("REDUCE_")]
+    return f"{found}, for its machine" if stage.startswith("REDUCE_") else found
+
+
 def _waited(waits: Sequence[dict[str, Any]]) -> list[str]:
     if not waits:
         return ["  none: no round of several workers was traced"]
@@ -184,7 +230,7 @@ def _waited(waits: Sequence[dict[str, Any]]) -> list[str]:
         (f"worker {each['worker']}", str(each["rounds"]), f"{each['share']:.0%}", f"{each['alone_s']:.3f}")
         for each in waits
     ]
-    return _table(("worker", "came last", "of rounds", "alone s"), rows)
+    return _table(("worker", "came last", "of rounds", "sum s"), rows)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -41,8 +41,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 """From the bottom up: a module imports from its own part and from lower rows. ``__init__`` is the package itself."""
 
 LAUNCHER_MAY_IMPORT = frozenset(
-    {"errors", "role", "variables", "completion", "binding_settings", "settings", "known_names", "ports", "version"}
-    | {"entry", "plan", "standard_output"}
+    {"errors", "role", "variables", "completion", "binding_settings", "trace_settings", "settings", "known_names"}
+    | {"ports", "version", "entry", "plan", "standard_output"}
 )
 """The launcher stands apart, so that starting processes loads next to nothing; ``plan`` only for ``-s auto``."""
 

@@ -12,7 +12,9 @@ from byteps_py.roles.envelope import Envelope, open_bundle
 from byteps_py.roles.light import BUNDLE_BYTES, BUNDLE_ENTRIES, HOLD_SECONDS, Light
 from byteps_py.roles.pending import Pending
 from byteps_py.roles.tensors import Tensor
+from byteps_py.telemetry.spans import WorkerSpans
 from byteps_py.telemetry.stages import WorkerTimes
+from byteps_py.telemetry.window import Window as Steps
 from byteps_py.transport.base import Buffer, Message
 from byteps_py.transport.loopback import LoopbackNetwork
 from byteps_py.types import DType, Operation, Partition, TensorSpec, make_key
@@ -273,6 +275,22 @@ def test_a_failed_contribution_is_told_and_its_buffer_never_used_again() -> None
     bench.light.results(0.1, *bench.answer(tensors, [1.0, 1.0]))
     assert bench.light.flights == {}
     assert bench.light._spare == []
+
+
+def test_a_trace_hears_of_what_fails() -> None:
+    spans = WorkerSpans(Steps(1, 2))
+    bench = Bench(times=spans)
+    tensors = [bench.tensor(), bench.tensor(), bench.tensor()]
+    for each in tensors:
+        bench.submit(each)
+    bench.light.fail([make_key(1, 0)], JobAborted("why"))
+    bench.light.hurry(0.0)
+    bench.light.fail([make_key(0, 0)], JobAborted("why"))
+    bench.light.results(0.1, *bench.answer(tensors[2:], [1.0]))
+    (cargo,) = spans.cargo
+    assert cargo.failed.keys() == {make_key(0, 0), make_key(1, 0)}
+    assert [keys for _, _, keys in cargo.results] == [[make_key(2, 0)]]
+    assert not spans._bundles
 
 
 @pytest.mark.parametrize("fault", ["count", "dtype", "operation", "place"])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import logging
 import os
+import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,10 +20,11 @@ from byteps_py.settings import ServerSettings, WorkerSettings, read
 from byteps_py.telemetry import trace as tracing
 from byteps_py.telemetry.spans import WorkerSpans
 from byteps_py.telemetry.timeline import Microseconds, Names
-from byteps_py.telemetry.trace import Owner, Trace, prepare_trace
+from byteps_py.telemetry.trace import Owner, Trace
 from byteps_py.telemetry.trace_file import Event, temporary_name
+from byteps_py.telemetry.trace_folder import IN_USE, lock_folder
 from byteps_py.telemetry.tracks import Span
-from byteps_py.trace_settings import TraceSettings
+from byteps_py.trace_settings import TraceSettings, prepare_trace
 from tests.helpers import traces
 
 LOG = logging.getLogger("byteps_py.worker")
@@ -120,6 +125,88 @@ class TestPlaces:
         for rank in (0, 1):
             make(tmp_path / str(rank), worker(rank, shares=True))[0].finish()
             assert (tmp_path / str(rank) / "0" / "comm.json").is_file()
+
+
+class TestJobsAtTheSameTime:
+    def test_the_second_one_goes_to_a_folder_of_its_own_and_says_so_once(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        own = tmp_path / "job-0000000000000002"
+        with caplog.at_level("WARNING", "byteps_py.worker"):
+            running = [make(tmp_path, worker(job=1)), make(tmp_path, Owner("server", 0, 1, 2, 1))]
+            running[0][0].finish()
+            later = [make(tmp_path, worker(job=2)), make(tmp_path, Owner("server", 0, 2, 2, 1))]
+        (line,) = caplog.messages
+        assert line.startswith(f"another job that runs now traces into {tmp_path}: the traces of this one go to {own}")
+        for trace, _ in (*later, *running):
+            trace.finish()
+        found = {str(each.relative_to(tmp_path)): job_of(each) for each in tmp_path.rglob("*") if each.is_file()}
+        assert found == {
+            "0/comm.json": 1,
+            "server-0/comm.json": 1,
+            f"{own.name}/0/comm.json": 2,
+            f"{own.name}/server-0/comm.json": 2,
+        }
+
+    def test_what_a_job_has_left_is_replaced_by_the_next_one_however_it_ended(self, tmp_path: Path) -> None:
+        make(tmp_path)[0].finish()
+        program = (
+            "import os, sys, pathlib\n"
+            "from byteps_py.telemetry.trace_folder import lock_folder\n"
+            "assert lock_folder(pathlib.Path(sys.argv[1]), 8) is not None\n"
+            "os.kill(os.getpid(), 9)\n"
+        )
+        assert subprocess.run([sys.executable, "-c", program, tmp_path], check=False).returncode == -9
+        assert (tmp_path / IN_USE).is_file()
+        make(tmp_path, worker(job=9))[0].finish()
+        assert [each.name for each in tmp_path.iterdir()] == ["0"]
+        assert job_of(tmp_path / "0" / "comm.json") == 9
+
+    def test_a_forked_child_does_not_hold_the_folder(self, tmp_path: Path) -> None:
+        lock = lock_folder(tmp_path, 1)
+        assert lock is not None
+        copy = os.dup(lock._fd)  # as a child has it
+        assert lock_folder(tmp_path, 2) is None
+        lock.release()
+        lock.release()
+        other = lock_folder(tmp_path, 2)
+        assert other is not None
+        other.release()
+        os.close(copy)
+        assert not list(tmp_path.iterdir())
+
+    def test_a_file_that_is_removed_meanwhile_is_made_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        opens = os.open
+
+        def remove_at_once(path: Path, *others: int) -> int:
+            fd = opens(path, *others)
+            path.unlink()
+            monkeypatch.undo()
+            return fd
+
+        monkeypatch.setattr(os, "open", remove_at_once)
+        lock = lock_folder(tmp_path, 1)
+        assert lock is not None
+        assert lock_folder(tmp_path, 2) is None
+        lock.release()
+
+    def test_where_there_are_no_locks_it_is_written_as_ever(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def refuse(*_: int) -> None:
+            raise OSError(errno.ENOLCK, "No locks available")
+
+        monkeypatch.setattr(fcntl, "flock", refuse)
+        with caplog.at_level("WARNING", "byteps_py.worker"):
+            make(tmp_path)[0].finish()
+        assert caplog.messages == []
+        assert (tmp_path / "0" / "comm.json").is_file()
+
+
+def job_of(path: Path) -> int:
+    return int(traces.load(path)["otherData"]["job"], 16)
 
 
 class TestWriting:
@@ -236,7 +323,7 @@ class TestWriting:
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         trace, _ = make(tmp_path / "trace")
-        (tmp_path / "trace").rmdir()
+        shutil.rmtree(tmp_path / "trace")
         (tmp_path / "trace").write_text("a file by now")
         with caplog.at_level("WARNING", "byteps_py.worker"):
             trace.finish()

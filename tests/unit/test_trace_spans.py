@@ -238,14 +238,100 @@ def test_of_a_bundle_only_what_is_not_over_is_marked() -> None:
     spans.arrived(bundle, 1, 3.0, [Flight(1, bundle)])
     marked = {(span.name, span.details["partition"]) for span in flat(spans) if span.details.get("unfinished")}
     assert marked == {(f"tensor 0{stage}", key) for stage in ("", ".PUSH") for key in (2, 3)}
-    bundle.left = 0  # the second one was rejected before
+    bundle.left = 1
+    spans.bundle_dropped(bundle, 2, 1)
+    rejected = spans.cargo[0].failed[2] = 3.5
+    bundle.left = 0
     spans.arrived(bundle, 1, 4.0, [Flight(3, bundle)])
     assert not [span for span in flat(spans) if span.details.get("unfinished")]
     failed = [span for span in flat(spans) if span.details.get("failed")]
     assert [(span.name, span.details["partition"], span.end) for span in failed] == [
-        ("tensor 0", 2, 4_000_000),
-        ("tensor 0.PUSH", 2, 4_000_000),
+        ("tensor 0", 2, int(rejected * 1e6)),
+        ("tensor 0.PUSH", 2, int(rejected * 1e6)),
     ]
+
+
+def test_a_bundle_of_which_all_is_rejected_is_over() -> None:
+    ended = Ended()
+    spans = WorkerSpans(ended.window)
+    bundle = Bundle(1, [1, 2], left=2, since=2.0)
+    for key in bundle.keys:
+        join(spans, bundle, key, 3)
+    spans.bundle_sent(bundle, 2.0)
+    for bundle.left, key in ((1, 1), (0, 2)):
+        assert not ended.times
+        spans.bundle_dropped(bundle, key, 3)
+    assert ended.times == 1
+    assert not spans._bundles
+    found = {(span.name, *marks(span)) for span in flat(spans)}
+    assert found == {("tensor 0", "failed"), ("tensor 0.COPY_IN",), ("tensor 0.QUEUE",), ("tensor 0.PUSH", "failed")}
+
+
+def test_what_fails_before_its_bundle_is_sent_has_waited_and_no_more() -> None:
+    spans = WorkerSpans(Window(1, 2))
+    bundle = Bundle(1, [1], left=0)
+    join(spans, bundle, 1, 1)
+    spans.bundle_dropped(bundle, 1, 1)
+    spans.cargo[0].failed[1] = 4.0
+    spans.bundle_sent(bundle, 5.0)
+    assert not spans._bundles
+    found = {span.name: (span.end, span.details.get("failed")) for span in flat(spans)}
+    del found["tensor 0.COPY_IN"]
+    assert found == {"tensor 0": (4_000_000, True), "tensor 0.QUEUE": (4_000_000, True)}
+
+
+def test_nobody_waits_for_what_was_rejected_in_an_earlier_step() -> None:
+    ended = Ended()
+    spans = WorkerSpans(ended.window)
+    spans.sent(7, 2, 1.0, 2.0)
+    spans.dropped(7)
+    assert not ended.times, "others may come"
+    bundle = Bundle(1, [1, 2], left=2, since=2.0)
+    for key in bundle.keys:
+        join(spans, bundle, key, 2)
+    spans.bundle_sent(bundle, 2.0)
+    for bundle.left, key in ((1, 1), (0, 2)):
+        spans.bundle_dropped(bundle, key, 2)
+    assert not ended.times
+    pass_by(spans, 8, 3)
+    assert ended.times == 1
+
+
+def test_a_round_that_a_server_rejects_is_over_and_failed() -> None:
+    ended = Ended()
+    spans = ServerSpans(ended.window)
+    held = spans.held(3)
+    for key, round_ in ((1, 2), (2, 2), (3, 2), (3, 3)):
+        held.arrived(key, round_, 0, 1.0)
+        held.arrived(key, round_, 1, 2.0)
+    for _ in range(2):
+        held.rejected(1, 2)
+        held.rejected(2, 1)
+    for rank in range(2):
+        held.replied(3, 3, rank)
+    assert not ended.times
+    held.rejected(3, 3)  # to one that asks for it much later
+    held.rejected(2, 2)
+    assert ended.times == 1
+    first, second, other, last = spans.rounds
+    assert first.rejected > 0
+    assert second.rejected > first.rejected
+    assert other.rejected == last.rejected == 0.0
+    first.rejected, last.replied = 4.0, 3.0
+    for each in spans.rounds:
+        each.arrivals = {rank: (at, at) for rank, (at, _) in each.arrivals.items()}
+    groups = list(server_groups(spans, {}, lambda seconds: int(seconds * 1e6), 9.0))
+    found = {
+        (each[0].details["partition"], each[0].details["step"]): (each[0].end // 1_000_000, *marks(each[0]))
+        for each in groups
+    }
+    assert (found[1, 2], found[3, 3]) == ((4, "failed"), (3,))
+    waits = [marks(span) for group in groups for span in group if span.name.endswith(".WAIT")]
+    assert waits == [("failed",), ("failed",), ("unfinished",), ()]
+
+
+def marks(span: Span) -> tuple[str, ...]:
+    return tuple(each for each in ("failed", "unfinished") if span.details.get(each))
 
 
 def test_what_is_written_is_freed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from byteps_py.telemetry.server_spans import ServerSpans
 from byteps_py.telemetry.spans import WorkerSpans
 from byteps_py.telemetry.timeline import server_groups, worker_groups
 from byteps_py.telemetry.trace import Owner, Trace
+from byteps_py.traces.summary import _STAGES, _meaning
 from byteps_py.types import make_key
 from tests.helpers import traces
 
@@ -202,10 +204,68 @@ class TestMerge:
         assert run("merge", tmp_path) == 1
         assert f"bps trace: {tmp_path}: no comm.json in it" in capsys.readouterr().err
         assert run("merge", tmp_path / "none") == 1
-        assert "there is no such folder" in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert f"bps trace: {tmp_path / 'none'}: there is no such folder; give the folder that holds" in told
+        assert run("merge", tmp_path / ("x" * 300)) == run("summary", tmp_path / ("x" * 300)) == 1
         (tmp_path / "comm.json").write_text("{}")
         assert run("merge", tmp_path) == 1
         assert "no trace in it can be used" in capsys.readouterr().err
+
+    def test_a_file_is_no_folder(self, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run("merge", job / "0" / "comm.json") == 1
+        told = capsys.readouterr().err
+        assert told.startswith(f"bps trace: {job / '0' / 'comm.json'}: this is a file; give the folder that holds ")
+
+    @pytest.mark.timeout(30)
+    def test_what_is_no_regular_file_is_not_opened(self, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        pipe = job / "pipe" / "comm.json"
+        pipe.parent.mkdir()
+        os.mkfifo(pipe)
+        assert run("merge", job) == run("summary", job) == 1
+        told = capsys.readouterr()
+        assert told.err.count(f"{pipe}: no regular file") == 2
+        assert "3 processes" in told.out
+        assert run("merge", pipe) == run("summary", pipe) == 1
+        assert capsys.readouterr().err.count("this is something else than a folder") == 2
+
+    def test_what_is_no_regular_file_is_not_replaced(self, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        os.mkfifo(job / "trace.json")
+        assert run("merge", job) == 1
+        assert f"{job / 'trace.json'}: the merged trace cannot be written" in capsys.readouterr().err
+        assert (job / "trace.json").is_fifo()
+        assert run("merge", job, "-o", "/dev/null") == 1
+        assert Path("/dev/null").is_char_device()
+
+    def test_a_job_of_fewer_processes_is_not_mixed_with_what_the_one_before_has_left(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        base = time.monotonic() - 100
+        for rank in range(4):
+            write_worker(tmp_path, rank, base, job=6)
+        for rank in (0, 1):
+            write_worker(tmp_path, rank, base, job=7)
+        write_server(tmp_path, base, job=7)
+        assert run("merge", tmp_path) == 0
+        told = capsys.readouterr()
+        assert told.err == f"bps trace: {tmp_path / '2' / 'comm.json'} and 1 more: of an earlier run, left out\n"
+        processes = traces.load(tmp_path / "trace.json")["otherData"]["processes"]
+        assert [(each["role"], each["rank"], each["job"]) for each in processes] == [
+            ("server", 0, f"{7:016x}"),
+            ("worker", 0, f"{7:016x}"),
+            ("worker", 1, f"{7:016x}"),
+        ]
+
+    def test_a_job_of_which_nothing_was_traced(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        trace = make(tmp_path, owner := Owner("worker", 0, 7, 1, 0))
+        trace.begin(owner, ())
+        trace.finish()
+        assert run("merge", tmp_path) == 0
+        assert "nothing was traced: no tensor was pushed 1 times" in capsys.readouterr().err
+        assert run("summary", tmp_path) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == 3
+        assert lines[0].startswith("1 worker; ")
+        assert lines[2].startswith("nothing was traced: ")
 
     def test_files_of_an_earlier_run_are_left_out(self, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (job / "1").rename(job / "old")
@@ -274,11 +334,53 @@ class TestSummary:
     def test_text(self, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert run("summary", job, "--top", "1") == 0
         lines = capsys.readouterr().out.splitlines()
-        assert lines[0] == "3 processes, steps 1 to 2 of each tensor"
+        assert lines[0] == "2 workers and 1 server; steps 1 to 2 of each tensor"
         assert lines[1].startswith("clocks: the scheduler's, give or take ")
-        words = [line.split() for line in lines]
+        words = [line.split()[:6] for line in lines]
         assert ["server", "WAIT", "2", "0.300", "150.000", "240.000"] in words
         assert ["worker", "1", "2", "100%", "0.300"] in words
+
+    def test_every_stage_is_explained(self) -> None:
+        for stages in _STAGES.values():
+            for each in stages:
+                assert _meaning(each)
+
+    def test_what_was_rejected_or_is_not_over_is_listed(self, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = job / "0" / "comm.json"
+        marks = iter(('"failed":true', '"unfinished":true', '"unfinished":true'))
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text(
+            "".join(
+                line.replace('"args":{', f'"args":{{{next(marks)},') if ".PUSH" in line or ".PULL" in line else line
+                for line in lines[:-3]
+            )
+            + "".join(lines[-3:])
+        )
+        assert run("summary", job, "--top", "1") == 0
+        told = capsys.readouterr().out
+        assert "Failed, as what a server has rejected; in none of the figures: 1\n  worker 0: Comm.grad.weight." in told
+        assert "Not over when the trace ended; in none of the figures: 2\n  worker 0: Comm.grad.weight." in told
+        assert told.endswith("\n  ...\n")
+
+    def test_a_round_of_a_server_that_is_not_over_is_listed(
+        self, job: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = job / "server-0" / "comm.json"
+        whole, marked = '"name":"tensor 3","cat"', '"args":{"unfinished":true,'
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line.replace('"args":{', marked) if whole in line else line for line in lines))
+        assert run("summary", job, "--json") == 0
+        found = json.loads(capsys.readouterr().out)["unfinished"]
+        assert found == [{"process": "server 0", "span": "Comm.grad.weight", "step": step} for step in (1, 2)]
+
+    def test_who_has_not_come_is_not_waited_for_by_name(self, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = job / "server-0" / "comm.json"
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text(
+            "".join(line.replace('"args":{', '"args":{"failed":true,') if ".WAIT" in line else line for line in lines)
+        )
+        assert run("summary", job, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["waited_for"] == []
 
     def test_a_broken_file(self, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (job / "0" / "comm.json").write_text("")
