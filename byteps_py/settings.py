@@ -94,10 +94,7 @@ class JobSettings(BindingSettings, NetworkSettings, ProcessSettings):
         "DMLC_NUM_SERVER",
         integer(0, 65535),
         "number of server processes",
-        mistaken={
-            "auto": "auto is a value of `bpslaunch -s` only, for a job on one machine; for several machines `bps plan` "
-            "finds the number"
-        },
+        mistaken={"auto": "auto is for `bpslaunch -s` alone, on one machine; for several `bps plan` finds the number"},
     )
     root_uri: str = variable("DMLC_PS_ROOT_URI", host(), "address of the scheduler")
     root_port: int = variable("DMLC_PS_ROOT_PORT", integer(1, 65535), "port of the scheduler")

@@ -124,8 +124,8 @@ def judge_together(wanted: list[Demand], cores: float) -> Iterator[Finding]:
     known, total, terms = _add(wanted)
     if len(known) > 1 and total > cores:
         text = (
-            f"{terms} = {count(total, 'OpenMP thread')} would be too many for {count(cores, 'core')}, if all of them run on "
-            "this host"
+            f"{terms} = {count(total, 'OpenMP thread')} would be too many for {count(cores, 'core')}, if all of them "
+            "run on this host"
         )
         yield note(text, f"set fewer in that case; {_SHARE}", threads=total, cores=cores)
 

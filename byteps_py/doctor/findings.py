@@ -59,6 +59,7 @@ def problem(text: str, remedy: str, **facts: object) -> Finding:
     return Finding(Severity.PROBLEM, text, remedy, facts)
 
 
-def count(number: float, noun: str) -> str:
-    """``1 core``, ``1.5 cores``, ``2 cores``."""
-    return f"{number:g} {noun}{'' if number == 1 else 's'}"
+def count(number: float, noun: object, plural: str = "") -> str:
+    """``1 core``, ``1.5 cores``, ``2 cores``; ``plural`` where an s is not enough."""
+    shown = f"{number:g}" if isinstance(number, float) else str(number)
+    return f"{shown} {noun if number == 1 else plural or f'{noun}s'}"

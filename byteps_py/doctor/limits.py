@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from byteps_py.doctor.cgroups import pids_left
-from byteps_py.doctor.findings import Finding, ok, problem, warning
+from byteps_py.doctor.findings import Finding, count, ok, problem, warning
 from byteps_py.doctor.situation import Situation
 from byteps_py.role import Role
 from byteps_py.transport import descriptors
@@ -59,13 +59,13 @@ def judge_files(needed: int, soft: int, hard: int) -> Iterator[Finding]:
     """What is to be said of the limits of open files, where a negative number is none. Pure."""
     facts = {"needed": needed, "soft": soft, "hard": hard}
     if 0 <= hard < needed:
-        text = f"a process may have {hard} files open (`ulimit -Hn`), and one of this job needs about {needed}"
+        text = f"a process may have {count(hard, 'file')} open (`ulimit -Hn`), and one of this job needs about {needed}"
         yield problem(text, "raise the hard limit: /etc/security/limits.conf, LimitNOFILE of the service", **facts)
     elif 0 <= soft < needed:
-        text = f"a process may have {soft} files open; one of this job needs about {needed}, and raises that by itself"
+        text = f"a process may have {count(soft, 'file')} open; one of this job needs about {needed}, and raises that by itself"
         yield ok(f"{text}, up to {'any number' if hard < 0 else hard}", **facts)
     else:
-        may = "any number of files" if soft < 0 else f"{soft} files"
+        may = "any number of files" if soft < 0 else count(soft, "file")
         yield ok(f"a process may have {may} open (`ulimit -n`), and needs about {needed}", **facts)
 
 
@@ -77,8 +77,8 @@ def judge_processes(limit: int | None, left: int | None) -> Iterator[Finding]:
         left: what the control groups leave; None for no limit.
     """
     if limit is not None and limit < _PROCESSES:
-        text = f"this user may have {limit} processes and threads (`ulimit -u`)"
+        text = f"the processes and threads of this user are limited to {limit} (`ulimit -u`)"
         yield warning(text, f"raise it: a job with OpenMP needs {_PROCESSES} or more", limit=limit)
     if left is not None and left < _PROCESSES:
-        text = f"the control group allows {left} more processes and threads (pids.max)"
+        text = f"the control group limits processes and threads (pids.max): {left} more may be started"
         yield warning(text, "raise it: --pids-limit of a container, TasksMax of a service", left=left)

@@ -45,7 +45,8 @@ def judge_runtimes(steps: Sequence[Loaded]) -> Iterator[Finding]:
         elif step.name in COMPANIONS:
             if new:
                 yield note(
-                    f"{step.name} has an OpenMP runtime of its own, {paths}: harmless while {step.name} itself computes nothing",
+                    f"{step.name} has an OpenMP runtime of its own, {paths}: harmless while {step.name} itself "
+                    "computes nothing",
                     libraries=_paths(new),
                 )
         elif new:

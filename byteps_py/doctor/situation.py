@@ -36,24 +36,24 @@ class Situation:
         role: whose environment it is; None: of all roles.
         job: what every process needs to know; None if no distributed job is described, or not where its scheduler is.
             Values that are bad have been replaced by defaults, since each check is to say what it can.
-        needless: why a job that is described needs no scheduler and no server, and is looked at as none; else empty.
         server, worker: the same for these roles, where ``role`` includes them.
         cores: numbers of the cores that this process may run on.
         timeout: seconds that one check may take.
         root: where ``proc`` and ``sys`` are.
         loader: tells what a training process loads.
+        needless: why the job that is described needs no scheduler and no server; ``job`` is None then. Else empty.
     """
 
     environment: Mapping[str, str]
     role: Role | None = None
     job: JobSettings | None = None
-    needless: str = ""
     server: ServerSettings | None = None
     worker: WorkerSettings | None = None
     cores: frozenset[int] = frozenset({0})
     timeout: float = 30.0
     root: Path = Path("/")
     loader: Loader = field(default_factory=Loader)
+    needless: str = ""
 
     def read(self, path: str) -> str:
         """The text of a file below :attr:`root` without blanks around it; empty if it cannot be read."""
@@ -87,7 +87,7 @@ def observe(environ: Mapping[str, str], role: Role | None, timeout: float) -> Si
             job = None  # one worker is a job of its own
     cores = frozenset(os.sched_getaffinity(0))
     loader = Loader(environ, _LOADING * timeout)
-    return Situation(environ, role, job, needless, server, worker, cores, timeout, loader=loader)
+    return Situation(environ, role, job, server, worker, cores, timeout, loader=loader, needless=needless)
 
 
 def _needless(role: Role | None, environ: Mapping[str, str]) -> str | None:

@@ -38,7 +38,9 @@ def check_variables(situation: Situation) -> Iterator[Finding]:
         if situation.role in (None, Role.WORKER):
             yield ok("DMLC_NUM_WORKER=1: this worker is a job of its own, without scheduler and servers")
         else:
-            yield warning(f"{situation.needless}: this one would end at once", "start it for larger jobs only")
+            yield warning(
+                f"this {situation.role} would end at once, since {situation.needless}", "start it for larger jobs only"
+            )
     elif not problems:
         yield ok(f"the variables of {'all roles' if situation.role is None else f'a {situation.role}'} are good")
 

@@ -97,6 +97,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=_read(_partition_bytes),
         help="as in 4MiB or 4194304, instead of what the scheduler chooses",
     )
+    _add_measuring(parser)
+    out = parser.add_argument_group("output")
+    out.add_argument("--json", action="store_true", help="as a JSON object")
+    out.add_argument(
+        "--plot", metavar="FILE", type=Path, help=f"also draw it, as {_listed(plot.FORMATS)} (needs matplotlib)"
+    )
+
+
+def _add_measuring(parser: argparse.ArgumentParser) -> None:
     costs = parser.add_argument_group("what was measured")
     costs.add_argument("--measure", action="store_true", help="measure what sums, copies and messages cost here")
     costs.add_argument("--costs", metavar="FILE", type=Path, help="use what --save has written")
@@ -109,11 +118,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         const=LISTEN_PORT,
         type=_typed(integer(1, 65535)),
         help=f"wait for one that does so (default: port {LISTEN_PORT})",
-    )
-    out = parser.add_argument_group("output")
-    out.add_argument("--json", action="store_true", help="as a JSON object")
-    out.add_argument(
-        "--plot", metavar="FILE", type=Path, help=f"also draw it, as {_listed(plot.FORMATS)} (needs matplotlib)"
     )
 
 

@@ -242,8 +242,8 @@ def test_the_line_that_says_what_was_started() -> None:
 
 def test_what_belongs_to_an_option_is_no_value_of_the_variable() -> None:
     assert plan(2, 1, {"DMLC_NUM_SERVER": "AUTO"}).notes[0] == (
-        "the whole job runs here, so these are not used: DMLC_NUM_SERVER=AUTO (auto is a value of the option: bpslaunch "
-        "-s auto)"
+        "the whole job runs here, so these are not used: DMLC_NUM_SERVER=AUTO (auto is a value of the option: "
+        "bpslaunch -s auto)"
     )
 
 

@@ -210,8 +210,8 @@ class TestProblems:
     def test_a_word_that_belongs_to_an_option(self) -> None:
         (text,) = problems(WorkerSettings, JOB | {"DMLC_NUM_SERVER": "Auto"})
         assert text == (
-            "DMLC_NUM_SERVER='Auto' must be a whole number from 0 to 65535 (number of server processes): auto is a value "
-            "of `bpslaunch -s` only, for a job on one machine; for several machines `bps plan` finds the number"
+            "DMLC_NUM_SERVER='Auto' must be a whole number from 0 to 65535 (number of server processes): auto is "
+            "for `bpslaunch -s` alone, on one machine; for several `bps plan` finds the number"
         )
 
     @pytest.mark.parametrize("settings", CLASSES)
