@@ -62,8 +62,8 @@ def judge_files(needed: int, soft: int, hard: int) -> Iterator[Finding]:
         text = f"a process may have {count(hard, 'file')} open (`ulimit -Hn`), and one of this job needs about {needed}"
         yield problem(text, "raise the hard limit: /etc/security/limits.conf, LimitNOFILE of the service", **facts)
     elif 0 <= soft < needed:
-        text = f"a process may have {count(soft, 'file')} open; one of this job needs about {needed}, and raises that by itself"
-        yield ok(f"{text}, up to {'any number' if hard < 0 else hard}", **facts)
+        text = f"a process may have {count(soft, 'file')} open; one of this job needs about {needed}"
+        yield ok(f"{text}, and raises that by itself, up to {'any number' if hard < 0 else hard}", **facts)
     else:
         may = "any number of files" if soft < 0 else count(soft, "file")
         yield ok(f"a process may have {may} open (`ulimit -n`), and needs about {needed}", **facts)
