@@ -90,7 +90,12 @@ class JobSettings(BindingSettings, NetworkSettings, ProcessSettings):
     """What every process of a distributed job must know."""
 
     num_worker: int = variable("DMLC_NUM_WORKER", integer(1, 65535), "number of worker machines")
-    num_server: int = variable("DMLC_NUM_SERVER", integer(0, 65535), "number of server processes")
+    num_server: int = variable(
+        "DMLC_NUM_SERVER",
+        integer(0, 65535),
+        "number of server processes",
+        mistaken={"auto": "auto is for `bpslaunch -s` alone, on one machine; for several `bps plan` finds the number"},
+    )
     root_uri: str = variable("DMLC_PS_ROOT_URI", host(), "address of the scheduler")
     root_port: int = variable("DMLC_PS_ROOT_PORT", integer(1, 65535), "port of the scheduler")
     force_distributed: bool = variable(

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 __all__ = [
@@ -44,6 +45,7 @@ class Variable:
         default: text of the default for the documentation; None marks a variable that must be set.
         meaning: one line.
         further: more names for the same setting; ``name`` goes before the first of them, that before the next.
+        mistaken: words in small letters that people write here by mistake, each with what to do instead.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Variable:
     default: str | None
     meaning: str
     further: tuple[str, ...] = ()
+    mistaken: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -198,12 +201,13 @@ def variable(
     default: object = dataclasses.MISSING,
     shown: str = "",
     further: tuple[str, ...] = (),
+    mistaken: Mapping[str, str] = MappingProxyType({}),
 ) -> Any:
     """A dataclass field that is read from ``name``; without ``default`` the variable must be set."""
     form, parse = kind
     required = default is dataclasses.MISSING
     text = None if required else (shown or ("" if default is None else str(default)))
-    metadata = {"variable": Variable(name, form, parse, text, meaning, further)}
+    metadata = {"variable": Variable(name, form, parse, text, meaning, further, mistaken)}
     if required:
         return field(metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -250,7 +254,8 @@ def _examine(field: dataclasses.Field[Any], environ: Mapping[str, str]) -> Findi
         try:
             return Finding(field.name, variable, variable.parse(text), name, text)
         except ValueError:
-            problem = f"{name}={text!r} must be {variable.form} ({variable.meaning})"
+            hint = variable.mistaken.get(text.strip().lower(), "")
+            problem = f"{name}={text!r} must be {variable.form} ({variable.meaning}){hint and ': '}{hint}"
             return Finding(field.name, variable, origin=name, text=text, problem=problem)
     if field.default is dataclasses.MISSING:
         problem = f"{variable.name} is not set: {variable.meaning}; expected {variable.form}"

@@ -252,7 +252,7 @@ def _number_from(low: int, high: int, word: str = "") -> Callable[[str], int | s
     form += f" or {word}" if word else ""
 
     def parse_number(text: str) -> int | str:
-        if word and text == word:
+        if word and text.strip().lower() == word:
             return word
         with contextlib.suppress(ValueError):
             return parse(text)

@@ -82,7 +82,7 @@ def plan_job(options: Options, environ: Mapping[str, str], machine: Machine, dra
     binding = bind(environ, options.numa_binding, machine.topology, workers, servers)
     server, worker = _openmp(options, environ, binding)
     inherited, ignored = _inherit(environ)
-    notes = [f"the whole job runs here, so these are not used: {' '.join(ignored)}"] if ignored else []
+    notes = [f"the whole job runs here, so these are not used: {' '.join(ignored)}{_meant(environ)}"] if ignored else []
     if options.num_servers == AUTO:
         notes.append(_why_so_many(workers, servers, _offered(options, environ, machine)))
     notes += [] if servers else notes_without_server(options)
@@ -199,6 +199,12 @@ def _inherit(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     foreign = {name for name in environ if name.startswith("DMLC_") or name in _OWN_VARIABLES}
     kept = {name: value for name, value in environ.items() if name not in foreign}
     return kept, [f"{name}={environ[name]}" for name in sorted(foreign) if environ[name].strip()]
+
+
+def _meant(environ: Mapping[str, str]) -> str:
+    """A hint, where a variable has what is a value of an option."""
+    is_auto = environ.get("DMLC_NUM_SERVER", "").strip().lower() == AUTO
+    return f" (auto is a value of the option: bpslaunch -s {AUTO})" if is_auto else ""
 
 
 def _job_variables(options: Options, draw: Draw) -> dict[str, str]:

@@ -28,7 +28,8 @@ def describe_missing(roster: Roster, unjoined: Sequence[Place]) -> str:
     servers = f"servers {roster.servers}/{roster.num_server}"
     if roster.complete_nodes == roster.num_worker:
         absent = roster.num_server - roster.servers
-        return f"{absent} of {roster.num_server} servers; {_worker_counts(roster, unjoined)}"
+        noun = "server" if roster.num_server == 1 else "servers"
+        return f"{absent} of {roster.num_server} {noun}; {_worker_counts(roster, unjoined)}"
     return f"{_missing_workers(roster, unjoined)}; {servers}{_living(unjoined, roster.num_worker)}"
 
 
@@ -64,7 +65,7 @@ def _missing_workers(roster: Roster, unjoined: Sequence[Place]) -> str:
     node = _only_node(roster)
     missing = (f"worker {local_rank}" for local_rank in range(size) if local_rank not in node)
     absent = size - len(node)
-    return f"{absent} of {size} workers: missing {listed(missing, absent)}"
+    return f"{absent} of {size} {'worker' if size == 1 else 'workers'}: missing {listed(missing, absent)}"
 
 
 def _unit(roster: Roster, unjoined: Sequence[Place]) -> str:

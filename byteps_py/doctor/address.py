@@ -70,7 +70,8 @@ def judge(numeric: str, interface: str, job: JobSettings, is_here: bool) -> Iter
         )
     elif is_loopback(numeric) and several and job.node_host is None:
         yield warning(
-            f"{numeric} is loopback: nobody on another machine reaches it, and DMLC_NUM_WORKER={job.num_worker}",
+            f"{numeric} is loopback, which no other machine reaches, and DMLC_NUM_WORKER={job.num_worker} speaks of "
+            f"{job.num_worker} machines",
             "set DMLC_PS_ROOT_URI to the scheduler's address in the network, unless all processes run here",
         )
     elif _is_bridge(numeric, interface):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from byteps_py.doctor.cgroups import cpu_quota
-from byteps_py.doctor.findings import Finding, note, ok, problem, warning
+from byteps_py.doctor.findings import Finding, count, note, ok, problem, warning
 from byteps_py.doctor.situation import Situation
 
 __all__ = ["Demand", "check_cores", "demands", "judge_cores", "judge_load", "judge_threads", "judge_together"]
@@ -70,11 +70,11 @@ def judge_cores(usable: int, present: int, quota: float | None) -> Iterator[Find
         quota: how many cores' time the control groups allow; None: all.
     """
     facts = {"usable": usable, "present": present, "quota": quota}
-    text = f"{usable} of {present} cores may be used" if usable < present else f"{usable} cores"
+    text = f"{usable} of {count(present, 'core')} may be used" if usable < present else count(usable, "core")
     if quota is not None and quota < usable:
         yield warning(
-            f"{text}, but the control group allows the time of {quota:g}: OpenMP does not know, makes teams of "
-            f"{usable} threads, and all of them are stopped when the time is used up",
+            f"{text}, but the control group allows the time of {quota:g} only: OpenMP does not know, makes teams of "
+            f"{count(usable, 'thread')}, and all of them are stopped when the time is used up",
             f"set OMP_NUM_THREADS={max(1, int(quota))} in all, or bind the container to cores (cpuset) instead",
             **facts,
         )
@@ -93,7 +93,7 @@ def judge_threads(wanted: list[Demand], cores: float) -> Iterator[Finding]:
     facts = {"threads": total, "cores": cores}
     spinning = [each for each in known if each.spins and each.processes * (each.threads or 0) > 1]
     if known and total > cores:
-        text = f"{terms} = {total} OpenMP threads on {cores:g} cores"
+        text = f"{terms} = {count(total, 'OpenMP thread')} on {count(cores, 'core')}"
         if spinning:
             names = " and ".join(f"{each.who}s" for each in spinning)
             yield problem(
@@ -105,7 +105,7 @@ def judge_threads(wanted: list[Demand], cores: float) -> Iterator[Finding]:
         else:
             yield warning(f"{text}: they wait for one another", f"set fewer; {_SHARE}", **facts)
     elif known:
-        yield ok(f"{terms} = {total} OpenMP threads fit", **facts)
+        yield ok(f"{terms} = {count(total, 'OpenMP thread')}: enough cores for all", **facts)
     for each in wanted:
         if each.threads is None and each.spins:
             text = (
@@ -124,7 +124,8 @@ def judge_together(wanted: list[Demand], cores: float) -> Iterator[Finding]:
     known, total, terms = _add(wanted)
     if len(known) > 1 and total > cores:
         text = (
-            f"{terms} = {total} OpenMP threads would be too many for {cores:g} cores, if all of them run on this host"
+            f"{terms} = {count(total, 'OpenMP thread')} would be too many for {count(cores, 'core')}, if all of them "
+            "run on this host"
         )
         yield note(text, f"set fewer in that case; {_SHARE}", threads=total, cores=cores)
 
@@ -133,7 +134,7 @@ def _add(wanted: list[Demand]) -> tuple[list[Demand], int, str]:
     """The demands that are numbers, their sum, and its terms in words."""
     known = [each for each in wanted if each.threads is not None]
     total = sum(each.processes * (each.threads or 0) for each in known)
-    terms = " + ".join(f"{each.processes} {each.who}{'s' * (each.processes > 1)} x {each.threads}" for each in known)
+    terms = " + ".join(f"{count(each.processes, each.who)} x {each.threads}" for each in known)
     return known, total, terms
 
 
@@ -146,7 +147,7 @@ def judge_load(load: float, usable: int, governor: str) -> Iterator[Finding]:
         governor: how the kernel chooses the speed of the first core; empty if it does not tell.
     """
     if load > usable:
-        text = f"{load:.1f} threads ran or wanted to run in the last minute, on {usable} cores"
+        text = f"{load:.1f} threads ran or wanted to run in the last minute, on {count(usable, 'core')}"
         yield note(text, "see with `top` what else runs here", load=load)
     if governor == "powersave":
         yield note(

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Finding", "Severity", "note", "ok", "problem", "warning"]
+__all__ = ["Finding", "Severity", "count", "note", "ok", "problem", "warning"]
 
 
 class Severity(enum.Enum):
@@ -57,3 +57,9 @@ def warning(text: str, remedy: str, **facts: object) -> Finding:
 def problem(text: str, remedy: str, **facts: object) -> Finding:
     """A finding that a job cannot live with."""
     return Finding(Severity.PROBLEM, text, remedy, facts)
+
+
+def count(number: float, noun: object, plural: str = "") -> str:
+    """``1 core``, ``1.5 cores``, ``2 cores``; ``plural`` where an s is not enough."""
+    shown = f"{number:g}" if isinstance(number, float) else str(number)
+    return f"{shown} {noun if number == 1 else plural or f'{noun}s'}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from byteps_py.doctor.cgroups import pids_left
-from byteps_py.doctor.findings import Finding, ok, problem, warning
+from byteps_py.doctor.findings import Finding, count, ok, problem, warning
 from byteps_py.doctor.situation import Situation
 from byteps_py.role import Role
 from byteps_py.transport import descriptors
@@ -59,13 +59,14 @@ def judge_files(needed: int, soft: int, hard: int) -> Iterator[Finding]:
     """What is to be said of the limits of open files, where a negative number is none. Pure."""
     facts = {"needed": needed, "soft": soft, "hard": hard}
     if 0 <= hard < needed:
-        text = f"{hard} files may be open (`ulimit -Hn`), and a process of this job needs about {needed}"
+        text = f"a process may have {count(hard, 'file')} open (`ulimit -Hn`), and one of this job needs about {needed}"
         yield problem(text, "raise the hard limit: /etc/security/limits.conf, LimitNOFILE of the service", **facts)
     elif 0 <= soft < needed:
-        text = f"{soft} files may be open; processes of this job need about {needed}, and raise that by themselves"
-        yield ok(f"{text}, up to {_count(hard)}", **facts)
+        text = f"a process may have {count(soft, 'file')} open; one of this job needs about {needed}"
+        yield ok(f"{text}, and raises that by itself, up to {'any number' if hard < 0 else hard}", **facts)
     else:
-        yield ok(f"{_count(soft)} files may be open, of which a process needs about {needed}", **facts)
+        may = "any number of files" if soft < 0 else count(soft, "file")
+        yield ok(f"a process may have {may} open (`ulimit -n`), and needs about {needed}", **facts)
 
 
 def judge_processes(limit: int | None, left: int | None) -> Iterator[Finding]:
@@ -76,12 +77,8 @@ def judge_processes(limit: int | None, left: int | None) -> Iterator[Finding]:
         left: what the control groups leave; None for no limit.
     """
     if limit is not None and limit < _PROCESSES:
-        text = f"this user may have {limit} processes and threads (`ulimit -u`)"
+        text = f"the processes and threads of this user are limited to {limit} (`ulimit -u`)"
         yield warning(text, f"raise it: a job with OpenMP needs {_PROCESSES} or more", limit=limit)
     if left is not None and left < _PROCESSES:
-        text = f"the control group allows {left} more processes and threads (pids.max)"
+        text = f"the control group limits processes and threads (pids.max): {left} more may be started"
         yield warning(text, "raise it: --pids-limit of a container, TasksMax of a service", left=left)
-
-
-def _count(number: int) -> str:
-    return "any number of" if number < 0 else str(number)

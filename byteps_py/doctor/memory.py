@@ -45,9 +45,8 @@ def judge_memory(available: int, total: int) -> Iterator[Finding]:
         available: to this process, limits of control groups included.
         total: of the machine; 0 if it does not tell.
     """
-    text = f"{available / 1e9:.1f} GB are available"
-    if total:
-        text += f" of {total / 1e9:.1f}"
+    whole = f" of {total / 1e9:.1f}" if total else ""
+    text = f"{available / 1e9:.1f}{whole} GB of memory are available"
     facts = {"available_bytes": available, "total_bytes": total}
     if available < _LITTLE or (total and available * 100 < total * _FEW_PERCENT and available < 8 * _LITTLE):
         remedy = "end what takes it, or raise the limit of the control group: servers keep two sums of each tensor"
@@ -68,13 +67,13 @@ def judge_nodes(nodes: dict[int, frozenset[int]], usable: frozenset[int]) -> Ite
     if len(spanned) > 1:
         sizes = ", ".join(f"node {number}: {len(cores)}" for number, cores in spanned.items())
         yield note(
-            f"the cores of this process belong to {len(spanned)} memory nodes (cores of {sizes}): memory of another "
-            "node is slower",
+            f"the cores of this process belong to {len(spanned)} memory nodes (NUMA; cores of {sizes}): to memory of "
+            "another node the way is longer",
             "bind each process to the cores of one node (bpslaunch --numa-binding node)",
             **facts,
         )
     elif nodes:
-        yield ok("the cores of this process are of one memory node", **facts)
+        yield ok("all cores of this process belong to one memory node (NUMA): all memory is equally near", **facts)
 
 
 def parse_total(text: str) -> int:

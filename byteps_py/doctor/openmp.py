@@ -44,7 +44,11 @@ def judge_runtimes(steps: Sequence[Loaded]) -> Iterator[Finding]:
             before = step.runtimes
         elif step.name in COMPANIONS:
             if new:
-                yield note(f"{step.name} has a runtime of its own, {paths}, for its own sums", libraries=_paths(new))
+                yield note(
+                    f"{step.name} has an OpenMP runtime of its own, {paths}: harmless while {step.name} itself "
+                    "computes nothing",
+                    libraries=_paths(new),
+                )
         elif new:
             yield warning(
                 f"the kernels of byteps_py use {_shown(before)}, but {step.name} brings another runtime, {paths}: each "
@@ -57,7 +61,10 @@ def judge_runtimes(steps: Sequence[Loaded]) -> Iterator[Finding]:
             shared.append(step.name)
     if before:
         names = " and ".join(["the kernels of byteps_py", *shared])
-        yield ok(f"{names} use {'one runtime, ' if shared else ''}{_shown(before)}", libraries=_paths(before))
+        yield ok(
+            f"{names} use {'the same OpenMP runtime' if shared else 'the OpenMP runtime'} {_shown(before)}",
+            libraries=_paths(before),
+        )
 
 
 def judge_policy(
@@ -100,14 +107,15 @@ def judge_policy(
 
 def _policy(who: str, policy: str | None) -> Finding:
     if policy == "active":
-        text = f"{who}: OMP_WAIT_POLICY=active, idle threads spin and keep their cores busy"
+        text = f"{who}: OMP_WAIT_POLICY=active, idle threads of OpenMP spin, which keeps their cores busy"
         return note(
             text, "good only where every thread has a core to itself: see docs/omp-wait-policy.md", policy=policy
         )
     if policy == "passive":
-        return ok(f"{who}: OMP_WAIT_POLICY=passive, idle threads sleep", policy=policy)
+        return ok(f"{who}: OMP_WAIT_POLICY=passive, idle threads of OpenMP sleep", policy=policy)
     return ok(
-        f"{who}: OMP_WAIT_POLICY is not set, idle threads of libgomp spin for about 1 ms, then sleep", policy=policy
+        f"{who}: OMP_WAIT_POLICY is not set, idle threads of OpenMP (libgomp) spin for about 1 ms, then sleep",
+        policy=policy,
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Sequence
 
-from byteps_py.doctor.findings import Finding, note, ok, problem, warning
+from byteps_py.doctor.findings import Finding, count, note, ok, problem, warning
 from byteps_py.doctor.listening import is_ours, scheduler_hosts, server_hosts, why_not
-from byteps_py.doctor.scheduler import ask
+from byteps_py.doctor.scheduler import ask, describe_job, is_another_job
 from byteps_py.doctor.situation import Situation
 from byteps_py.errors import TransportError
 from byteps_py.ports.holders import describe_holder, describe_holders
@@ -84,16 +84,16 @@ def judge_range(
     low, high = ports
     name = f"BYTEPS_PORT_RANGE={low}-{high}"
     needed = {None: 2, Role.WORKER: 0}.get(role, 1)
-    free = tried - len(taken)
+    free, ports_tried = tried - len(taken), count(tried, "tried port")
     if high - low + 1 < needed:
         yield problem(f"{name} has one port: a scheduler and a server on one host need two", "make it longer")
     elif free < needed and runs:
-        text = f"{name} has {free} free of {tried} tried ports, and the job has servers already: {holders}"
+        text = f"{name} has {free} free of {ports_tried}, and the job has servers already: {holders}"
         yield note(text, _RUNNING, taken=taken)
     elif free < needed:
-        yield problem(f"{name} has {free} free of {tried} tried ports: {holders}", "make it longer, or choose another")
+        yield problem(f"{name} has {free} free of {ports_tried}: {holders}", "make it longer, or choose another")
     elif taken:
-        text = f"{name}: {len(taken)} of {tried} tried ports are taken, {free} free"
+        text = f"{name}: {len(taken)} of {ports_tried} {'is' if len(taken) == 1 else 'are'} taken, {free} free"
         yield note(text, "each server of this host needs one, and a scheduler one more", taken=taken)
     else:
         yield ok(f"{name}: {free} free", free=free)
@@ -113,8 +113,8 @@ def parse_range(text: str) -> tuple[int, int] | None:
     return None
 
 
-def _own_status(situation: Situation, job: JobSettings, *, local: bool) -> Status | None:
-    """How the job stands, by its scheduler; ``local``: if that is on this machine. None if it does not say."""
+def _status(situation: Situation, job: JobSettings, *, local: bool) -> Status | None:
+    """How the job of the scheduler there stands; ``local``: if that is on this machine. None if it does not say."""
     try:
         addresses = [each for each in resolve(job.root_uri, job.root_port) if not local or is_local(each)]
     except TransportError:
@@ -122,28 +122,37 @@ def _own_status(situation: Situation, job: JobSettings, *, local: bool) -> Statu
     for address in addresses:
         if probe(address, job.root_port, min(_PROBE_SECONDS, situation.timeout / 6)).verdict is Verdict.GREETS:
             status = ask(address, job.root_port, situation.timeout).status
-            if status is not None and status.job_id == job.job_id:
+            if status is not None:
                 return status
     return None
 
 
 def _has_servers(situation: Situation, job: JobSettings) -> bool:
     """Whether a server of this job may be what holds a port: one that waits for the others is as good as a busy one."""
-    status = _own_status(situation, job, local=False)
-    return status is not None and status.servers > 0 and status.state != "ending"
+    status = _status(situation, job, local=False)
+    return status is not None and status.job_id == job.job_id and status.servers > 0 and status.state != "ending"
 
 
 def _our_scheduler(situation: Situation, job: JobSettings, hosts: Sequence[str]) -> list[Finding]:
-    """A note if the scheduler of this job has its port already."""
+    """What is to be said if a scheduler has the port already: a note if it may be that of this job."""
     if (why_not(job.root_port, hosts) or (0,))[0] != errno.EADDRINUSE:
         return []
-    status = _own_status(situation, job, local=True)
+    status = _status(situation, job, local=True)
     if status is None:
         return []
-    text = f"DMLC_PS_ROOT_PORT={job.root_port} has been taken by a scheduler of this job (pid {status.pid})"
+    name = f"DMLC_PS_ROOT_PORT={job.root_port}"
+    stale = f"end it by `kill {status.pid}`, if it is left over from an earlier run"
+    if is_another_job(job, status):
+        text = (
+            f"{name} is held by the scheduler of another job (pid {status.pid}), {describe_job(status)}, which is "
+            f"{status.state}"
+        )
+        other = "choose another DMLC_PS_ROOT_PORT, the same in all processes of this job, or wait until that job ends"
+        return [problem(text, other if status.state == "running" else f"{other}; {stale}", port=job.root_port)]
+    text = f"{name} has been taken by a scheduler of this job (pid {status.pid})"
     if status.state == "running":
-        return [note(text, "leave it alone: its job is running")]
-    return [note(text, f"end it by `kill {status.pid}`, if it is left over from an earlier run")]
+        return [note(text, "leave it alone: its job is running; for a second job choose another DMLC_PS_ROOT_PORT")]
+    return [note(text, f"leave it alone if it waits for this job's processes; {stale}")]
 
 
 def _our_server(situation: Situation, job: JobSettings, port: int, hosts: Sequence[str]) -> list[Finding]:

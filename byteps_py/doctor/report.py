@@ -7,7 +7,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from byteps_py.doctor.findings import Finding, Severity
+from byteps_py.doctor.findings import Finding, Severity, count
 from byteps_py.role import Role
 
 __all__ = ["as_json", "as_text", "has_problem"]
@@ -23,7 +23,7 @@ def has_problem(findings: Findings) -> bool:
 
 
 def as_text(findings: Findings, columns: int = 0) -> str:
-    """In aligned columns: check, severity, what was found; below it the remedy.
+    """In aligned columns: check, severity, what was found; below it the remedy, once for neighbours that share it.
 
     Args:
         findings: of each check.
@@ -36,7 +36,8 @@ def as_text(findings: Findings, columns: int = 0) -> str:
         for index, each in enumerate(found):
             label = "" if index else name
             rows = _break(each.text, columns - width - second)
-            rows += _break(f"-> {each.remedy}", columns - width - second, "   ") if each.remedy else []
+            if each.remedy and each.remedy != next((other.remedy for other in found[index + 1 : index + 2]), ""):
+                rows += _break(f"-> {each.remedy}", columns - width - second, "   ")
             lines.append(f"{label:{width}}{each.severity.value:{second}}{rows[0]}")
             lines += [f"{'':{width + second}}{row}" for row in rows[1:]]
     return "\n".join([*lines, "", _summary(findings)])
@@ -69,8 +70,6 @@ def as_json(findings: Findings, role: Role | None) -> str:
 def _summary(findings: Findings) -> str:
     counts = Counter(each.severity for found in findings.values() for each in found)
     words = [
-        f"{counts[each]} {each.value}{'s' * (counts[each] != 1)}"
-        for each in (Severity.PROBLEM, Severity.WARNING, Severity.NOTE)
-        if counts[each]
+        count(counts[each], each.value) for each in (Severity.PROBLEM, Severity.WARNING, Severity.NOTE) if counts[each]
     ]
     return ", ".join(words) or "nothing to complain about"

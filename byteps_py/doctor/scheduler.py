@@ -6,10 +6,11 @@ import secrets
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from byteps_py.doctor.findings import Finding, note, ok, problem, warning
+from byteps_py.doctor.findings import Finding, count, note, ok, problem, warning
 from byteps_py.doctor.inquiry import Answer, best_clock, inquire
 from byteps_py.doctor.loading import FRAMEWORKS, Loader
 from byteps_py.doctor.situation import Situation
+from byteps_py.env_report import describes_a_job
 from byteps_py.errors import TransportError
 from byteps_py.ports.holders import describe_holder
 from byteps_py.role import Role
@@ -24,7 +25,16 @@ from byteps_py.version import package_version
 from byteps_py.wire.control import MAX_CONTROL_BYTES, Status
 from byteps_py.wire.inquiry import Software
 
-__all__ = ["ask", "check_scheduler", "compare_software", "judge_answer", "judge_probes", "own_software"]
+__all__ = [
+    "ask",
+    "check_scheduler",
+    "compare_software",
+    "describe_job",
+    "is_another_job",
+    "judge_answer",
+    "judge_probes",
+    "own_software",
+]
 
 _PROBE_SECONDS = 2.0
 _ANSWER_SECONDS = 5.0
@@ -37,6 +47,7 @@ def check_scheduler(situation: Situation) -> Iterator[Finding]:
     """Look the scheduler up, connect, and ask it."""
     job = situation.job
     if job is None:
+        yield from _judge_absence(situation)
         return
     where = f"{job.root_uri}:{job.root_port}"
     try:
@@ -51,12 +62,26 @@ def check_scheduler(situation: Situation) -> Iterator[Finding]:
     foreign = [each for each, found in probes.items() if found.verdict is Verdict.FOREIGN]
     if greeting:
         answer = ask(greeting[0], job.root_port, situation.timeout)
-        yield from judge_answer(job, where, answer)
+        yield from judge_answer(job, where, answer, situation.role)
         foreign = [] if answer.status is not None else greeting
         if answer.status is not None:
             yield from compare_software(own_software(situation.loader), answer.status.software)
     if foreign and is_local(foreign[0]):
         yield note(describe_holder(foreign[0], job.root_port))
+
+
+def _judge_absence(situation: Situation) -> Iterator[Finding]:
+    """What is said where no scheduler is looked for."""
+    if situation.needless:
+        yield ok(f"none was looked for, since {situation.needless}")
+    elif describes_a_job(situation.environment):
+        yield note("none was looked for: DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT do not say where it is")
+
+
+def is_another_job(job: JobSettings, status: Status) -> bool:
+    """Whether a scheduler that says so is that of another job. Pure."""
+    own = (job.job_id, job.num_worker, job.num_server)
+    return own != (status.job_id, status.num_worker, status.num_server)
 
 
 def ask(address: str, port: int, timeout: float) -> Answer:
@@ -98,8 +123,8 @@ _REMEDIES = {
 }
 
 
-def judge_answer(job: JobSettings, where: str, answer: Answer) -> Iterator[Finding]:
-    """What is to be said of one who greeted, but for the versions. Pure."""
+def judge_answer(job: JobSettings, where: str, answer: Answer, role: Role | None = None) -> Iterator[Finding]:
+    """What is to be said of one who greeted, but for the versions; ``role`` is that of the one who asks. Pure."""
     status = answer.status
     if status is None:
         if answer.misunderstood:
@@ -112,7 +137,7 @@ def judge_answer(job: JobSettings, where: str, answer: Answer) -> Iterator[Findi
             text = f"who listens at {where} speaks ZeroMQ, but does not answer as a scheduler of byteps_py"
             yield problem(text, f"end it if it is stopped, or a scheduler of BytePS or MXNet; or {_PLACE}")
         return
-    yield from _judge_job(job, where, status)
+    yield from _judge_job(job, where, status, role)
     if answer.exchanges:
         offset, bound = best_clock(answer.exchanges)
         way = "ahead of" if offset >= 0 else "behind"
@@ -128,10 +153,17 @@ def judge_answer(job: JobSettings, where: str, answer: Answer) -> Iterator[Findi
             yield ok(text, offset_s=offset, bound_s=bound)
 
 
-def _judge_job(job: JobSettings, where: str, status: Status) -> Iterator[Finding]:
+def _judge_job(job: JobSettings, where: str, status: Status, role: Role | None) -> Iterator[Finding]:
     scheduler = status.software[0]
     seconds = status.uptime / 1e9
     who = f"the scheduler at {where} (byteps_py {scheduler.version}, pid {status.pid} on {scheduler.host})"
+    if role is Role.SCHEDULER and is_another_job(job, status):
+        yield problem(
+            f"{who} is there already: it belongs to another job, {describe_job(status)}; this one is "
+            f"{describe_job(job)}",
+            "choose another DMLC_PS_ROOT_PORT for this job, the same in all its processes, or wait until that one ends",
+        )
+        return
     if status.job_id != job.job_id:
         yield problem(
             f"{who} belongs to job {status.job_id!r}, this process to job {job.job_id!r}",
@@ -144,8 +176,8 @@ def _judge_job(job: JobSettings, where: str, status: Status) -> Iterator[Finding
         if here != there:
             yield problem(f"{name} is {here} here and {there} at the scheduler", "set the same value everywhere")
     counts = (
-        f"{status.machines} of {status.num_worker} worker machines complete ({status.workers} processes), "
-        f"{status.servers} of {status.num_server} servers"
+        f"{status.machines} of {count(status.num_worker, 'worker machine')} complete "
+        f"({count(status.workers, 'process', 'processes')}), {status.servers} of {count(status.num_server, 'server')}"
     )
     text = f"{who} answers; its job {status.job_id!r} is {status.state}, {seconds:.0f} s after its start: {counts}"
     facts = {
@@ -166,6 +198,11 @@ def _judge_job(job: JobSettings, where: str, status: Status) -> Iterator[Finding
         yield note(f"it waits for {status.missing}", "start what is missing, with the same DMLC_* variables")
 
 
+def describe_job(job: JobSettings | Status) -> str:
+    """``'digits' of 2 worker machines and 1 server``. Pure."""
+    return f"{job.job_id!r} of {count(job.num_worker, 'worker machine')} and {count(job.num_server, 'server')}"
+
+
 def own_software(loader: Loader) -> Software:
     """What a training process of this host would run with: the frameworks are imported by other processes than this."""
     found = [step for steps in loader.load() for step in steps if step.name in FRAMEWORKS and step.version]
@@ -179,7 +216,7 @@ def compare_software(own: Software, theirs: Sequence[Software]) -> Iterator[Find
     kinds: dict[str, dict[str, list[str]]] = {}
     told: Counter[str] = Counter()
     for each in (own, *theirs):
-        who = each.host if each is own else f"{each.count} {each.role}{'s' if each.count > 1 else ''} ({each.host})"
+        who = each.host if each is own else f"{count(each.count, each.role)} ({each.host})"
         for name, version in [("byteps_py", each.version), *_versions(each.others)]:
             kinds.setdefault(name, {}).setdefault(version, []).append(who)
             told[name] += each.count
@@ -213,7 +250,7 @@ def _listed(kinds: dict[str, dict[str, list[str]]], told: Counter[str], total: i
     """``numpy 2.1.0 (all 5 processes), torch 2.6.0 (3 of 5, none on this host)``; equal numbers are told once."""
     groups: dict[str, list[str]] = {}
     for name, versions in kinds.items():
-        count = f"all {total} processes" if told[name] == total else f"{told[name]} of {total}"
+        who = f"all {total} processes" if told[name] == total else f"{told[name]} of {total}"
         missing = f", none on {_HERE}" if name in absent else ""
-        groups.setdefault(count + missing, []).append(f"{name} {next(iter(versions))}")
+        groups.setdefault(who + missing, []).append(f"{name} {next(iter(versions))}")
     return ", ".join(f"{', '.join(names)} ({count})" for count, names in groups.items())

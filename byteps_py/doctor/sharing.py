@@ -28,9 +28,11 @@ def check_sharing(situation: Situation) -> Iterator[Finding]:
     marks = [name for name in (".dockerenv", "run/.containerenv") if (situation.root / name).exists()]
     if in_container(situation.read("proc/1/cgroup")) or marks:
         yield note(
-            "this is a container: processes of two containers share memory only in one network namespace, and see each "
-            "other end only in one namespace of process ids",
-            "start containers of one host with --network host --pid host, or all processes of a host in one container",
+            "this is a container: processes in two containers of a host share memory only if both are in one network "
+            "namespace (else they talk TCP, which is slower), and notice each other's end at once only if both are in "
+            "one namespace of process ids",
+            "nothing is to be done if all processes of this host are in this container; else start its containers with "
+            "--network host --pid host",
         )
 
 

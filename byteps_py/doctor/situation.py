@@ -13,7 +13,7 @@ from byteps_py.doctor.loading import Loader
 from byteps_py.env_report import describes_a_job
 from byteps_py.errors import SettingsError
 from byteps_py.role import Role
-from byteps_py.settings import JobSettings, ServerSettings, WorkerSettings, is_distributed, read_role
+from byteps_py.settings import JobSettings, ServerSettings, WorkerSettings, read_role, settings_class, why_needless
 from byteps_py.torchrun import worker_variables
 from byteps_py.variables import examine
 
@@ -41,6 +41,7 @@ class Situation:
         timeout: seconds that one check may take.
         root: where ``proc`` and ``sys`` are.
         loader: tells what a training process loads.
+        needless: why the job that is described needs no scheduler and no server; ``job`` is None then. Else empty.
     """
 
     environment: Mapping[str, str]
@@ -52,6 +53,7 @@ class Situation:
     timeout: float = 30.0
     root: Path = Path("/")
     loader: Loader = field(default_factory=Loader)
+    needless: str = ""
 
     def read(self, path: str) -> str:
         """The text of a file below :attr:`root` without blanks around it; empty if it cannot be read."""
@@ -75,14 +77,26 @@ def observe(environ: Mapping[str, str], role: Role | None, timeout: float) -> Si
         with contextlib.suppress(SettingsError):
             role = read_role(environ)
     job = server = worker = None
+    needless = ""
     if describes_a_job(environ):
         job = _lenient(JobSettings, environ)
         server = _lenient(ServerSettings, environ) if role in (None, Role.SERVER) else None
         worker = _lenient(WorkerSettings, environ) if role in (None, Role.WORKER) else None
-        if role is Role.WORKER and worker is not None and not is_distributed(worker):
-            job = None  # it is a job of its own
+        needless = _needless(role, environ) or ""
+        if needless:
+            job = None  # one worker is a job of its own
     cores = frozenset(os.sched_getaffinity(0))
-    return Situation(environ, role, job, server, worker, cores, timeout, loader=Loader(environ, _LOADING * timeout))
+    loader = Loader(environ, _LOADING * timeout)
+    return Situation(environ, role, job, server, worker, cores, timeout, loader=loader, needless=needless)
+
+
+def _needless(role: Role | None, environ: Mapping[str, str]) -> str | None:
+    """Why the job has neither scheduler nor servers; None if it has, or if that cannot be known."""
+    settings = _lenient(settings_class(role or Role.WORKER), environ)
+    told = {each.field: each.problem for each in examine(JobSettings, environ)}
+    if settings is None or told["num_worker"]:
+        return None
+    return why_needless(Role.SCHEDULER if role in (None, Role.WORKER) else role, settings)
 
 
 def _lenient(kind: type[_S], environ: Mapping[str, str]) -> _S | None:

@@ -15,7 +15,7 @@ from byteps_py.torchrun import worker_variables
 
 __all__ = ["check_variables"]
 
-_CORRECT = "correct it where the job is started; `bps env` shows every setting with its value and its origin"
+_CORRECT = "set it right where the job is started; `bps env` shows every setting with its value and its origin"
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 
@@ -34,8 +34,13 @@ def check_variables(situation: Situation) -> Iterator[Finding]:
             yield warning(others, "start the script by `bpslaunch`, or by torchrun with DMLC_PS_ROOT_URI")
         elif not problems:
             yield ok("no distributed job is described here: one process is a job of its own, `bpslaunch` starts more")
-    elif situation.job is None and not problems:
-        yield ok("DMLC_NUM_WORKER=1: this worker is a job of its own, without scheduler and servers")
+    elif situation.needless and not problems:
+        if situation.role in (None, Role.WORKER):
+            yield ok("DMLC_NUM_WORKER=1: this worker is a job of its own, without scheduler and servers")
+        else:
+            yield warning(
+                f"this {situation.role} would end at once, since {situation.needless}", "start it for larger jobs only"
+            )
     elif not problems:
         yield ok(f"the variables of {'all roles' if situation.role is None else f'a {situation.role}'} are good")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from byteps_py.errors import SettingsError
-from byteps_py.plan import units
+from byteps_py.plan import plot, units
 from byteps_py.plan.known_models import KNOWN
 from byteps_py.plan.layouts import MOST_SERVERS
 from byteps_py.settings import WorkerSettings, variables_of
@@ -25,11 +25,14 @@ number of servers and every place where they can be, and say which is the best, 
   bps plan --measure [--listen [PORT] | --peer HOST[:PORT]] [--save FILE]
 """
 
+LEAST_BARE: Final = 1000
+"""Bytes or parameters of a model that a number without a unit may mean: with 25, 25M is meant."""
+
 EPILOG: Final = f"""\
 MODEL is one of {", ".join(KNOWN)}, or a file: .json ({{"name": [shape]}}, or a
 list of shapes), .npz, .safetensors, or a state dict of torch, .pt. SPEED is that of the line, as in
-25Gbit or 200Mbit, of which TCP carries {units.LINE_SHARE:.0%}, or what was measured, as in 1.2GB/s. SIZE is
-25MB, 1.5GiB or 100M.
+25Gbit or 200Mbit, of which TCP carries {units.LINE_SHARE:.0%}, or what was measured, as in 1.2GB/s; it needs
+its unit. SIZE is 25MB, 1.5GiB or 100M; without a unit it is bytes, at least {LEAST_BARE} for a model.
 
 examples:
   bps plan --workers 4 --link 25Gbit --model resnet50 --cores 16 --server-cores 8
@@ -44,6 +47,8 @@ LISTEN_PORT: Final = 9753
 
 _COUNT: Final = integer(1, MOST_SERVERS)
 _CORES: Final = integer(1, 4096)
+_MOST_PARAMETERS: Final = 1e14
+"""Of which none is larger than eight bytes: less than :data:`units.MOST_BYTES`."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -66,8 +71,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     job.add_argument("--one-host", action="store_true", help="everything is on one machine: N worker processes")
     model = job.add_mutually_exclusive_group()
-    model.add_argument("--bytes", metavar="SIZE", type=_read(units.parse_bytes), help="of the gradients of all tensors")
-    model.add_argument("--parameters", metavar="N", type=_read(_parameters), help="how many: 25.6M, 110e6")
+    model.add_argument("--bytes", metavar="SIZE", type=_read(_model_bytes), help="of all gradients: 100MB, 1.5GiB")
+    model.add_argument("--parameters", metavar="N", type=_read(_parameters), help="how many there are: 25.6M, 110e6")
     model.add_argument("--model", metavar="MODEL", help="its tensors: a name or a file, see below")
     job.add_argument(
         "--dtype",
@@ -81,12 +86,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="of a step without exchange: then the time of a step is told too",
     )
     machines = parser.add_argument_group("the machines")
-    machines.add_argument("--link", metavar="SPEED", type=_read(units.parse_speed), help="of each machine, each way")
+    machines.add_argument(
+        "--link", metavar="SPEED", type=_read(units.parse_speed), help="of each machine, each way: 25Gbit, 1.2GB/s"
+    )
     machines.add_argument("--cores", metavar="C", type=_typed(_CORES), help="of a worker machine (default: as here)")
     machines.add_argument("--server-cores", metavar="C", type=_typed(_CORES), help="of a server machine (as --cores)")
     machines.add_argument(
-        "--partition-bytes", metavar="SIZE", type=_read(_partition_bytes), help="instead of what the scheduler chooses"
+        "--partition-bytes",
+        metavar="SIZE",
+        type=_read(_partition_bytes),
+        help="as in 4MiB or 4194304, instead of what the scheduler chooses",
     )
+    _add_measuring(parser)
+    out = parser.add_argument_group("output")
+    out.add_argument("--json", action="store_true", help="as a JSON object")
+    out.add_argument(
+        "--plot", metavar="FILE", type=Path, help=f"also draw it, as {_listed(plot.FORMATS)} (needs matplotlib)"
+    )
+
+
+def _add_measuring(parser: argparse.ArgumentParser) -> None:
     costs = parser.add_argument_group("what was measured")
     costs.add_argument("--measure", action="store_true", help="measure what sums, copies and messages cost here")
     costs.add_argument("--costs", metavar="FILE", type=Path, help="use what --save has written")
@@ -100,9 +119,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=_typed(integer(1, 65535)),
         help=f"wait for one that does so (default: port {LISTEN_PORT})",
     )
-    out = parser.add_argument_group("output")
-    out.add_argument("--json", action="store_true", help="as a JSON object")
-    out.add_argument("--plot", metavar="FILE", type=Path, help="also draw it, as PNG (needs matplotlib)")
 
 
 def check(asked: argparse.Namespace) -> None:
@@ -137,6 +153,8 @@ def check(asked: argparse.Namespace) -> None:
         problems.append("--link says what --peer measures: leave one of them out")
     if asked.measure and asked.costs is not None:
         problems.append("--costs says what --measure measures: leave one of them out")
+    if asked.plot is not None and not plot.format_of(asked.plot):
+        problems.append(f"--plot {asked.plot}: the name must end in {_listed(plot.FORMATS)}, which says what is drawn")
     if asked.save is not None and not measures:
         problems.append("--save has nothing to write without --measure or --peer")
     if problems:
@@ -176,6 +194,23 @@ def _read(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     return read
 
 
+def _listed(ends: tuple[str, ...]) -> str:
+    """``.png, .svg or .pdf``."""
+    *some, last = (f".{each}" for each in ends)
+    return f"{', '.join(some)} or {last}"
+
+
+def _model_bytes(text: str) -> int:
+    """A size; a small number without a unit is one that lacks it."""
+    size, number = units.parse_bytes(text), text.strip()
+    if size < LEAST_BARE and not number[-1].isalpha():
+        raise ValueError(
+            f"{text!r} without a unit is {units.say_bytes(size)}, less than any model: write {number}MB, {number}kB, "
+            f"or {number}B if it is meant"
+        )
+    return size
+
+
 def _partition_bytes(text: str) -> int:
     """A size as of ``--bytes``, in the range of ``BYTEPS_PARTITION_BYTES``."""
     size, variable = units.parse_bytes(text), dict(variables_of(WorkerSettings))["partition_bytes"]
@@ -194,8 +229,16 @@ def _parameters(text: str) -> int:
         value = float(word.rstrip("kmgb") if scale > 1 else word) * scale if word.isascii() and "_" not in word else 0.0
     except ValueError:
         value = 0.0
-    if not 1 <= value <= 1e15:
-        raise ValueError(f"{text!r} must be a number of parameters, as in 25557032, 25.6M or 110e6")
+    if not 1 <= value <= _MOST_PARAMETERS:
+        raise ValueError(
+            f"{text!r} must be a number of parameters, as in 25557032, 25.6M or 110e6, and no more than "
+            f"{_MOST_PARAMETERS:.0e}"
+        )
+    if value < LEAST_BARE and word.replace(".", "").isdigit():
+        raise ValueError(
+            f"{text!r} is {units.say_count(round(value), 'parameter')}, fewer than any model has: write {word}M for "
+            f"millions, {word}k for thousands, or the exact size as --bytes {4 * round(value)}B"
+        )
     return round(value)
 
 

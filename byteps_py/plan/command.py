@@ -19,13 +19,14 @@ from byteps_py.plan.costs import Costs
 from byteps_py.plan.layouts import MOST_SERVERS
 from byteps_py.plan.planning import Job
 from byteps_py.plan.tensors import Model, read_model
-from byteps_py.plan.units import say_speed
+from byteps_py.plan.units import FASTEST, MOST_BYTES, say_speed
 from byteps_py.standard_output import show
 from byteps_py.types import DType
 
 __all__ = ["Known", "read_costs", "run"]
 
 _LINK: Final = "link"
+_NO_MATPLOTLIB: Final = "--plot needs matplotlib: pip install 'byteps_py[plot]'"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str]) -> int:
     arguments.check(asked)
     for path in (asked.save, asked.plot):
         _check_writable(path)
+    if asked.plot is not None and not plot.can_draw():
+        raise SettingsError(_NO_MATPLOTLIB)
     if asked.listen is not None:
         rate = link.listen(asked.listen, _say)
         show(json.dumps({_LINK: rate}) if asked.json else f"link: {say_speed(rate)} each way")
@@ -74,9 +77,9 @@ def run(asked: argparse.Namespace, environ: Mapping[str, str]) -> int:
         return 0
     plan = planning.make(_job(asked, known, model))
     if asked.plot is not None:
-        picture = plot.as_png(plan)
+        picture = plot.draw(plan, plot.format_of(asked.plot))
         if picture is None:
-            raise SettingsError("--plot needs matplotlib: pip install 'byteps_py[plot]'")
+            raise SettingsError(_NO_MATPLOTLIB)
         _write(asked.plot, picture)
     show(report.as_json(plan) if asked.json else report.as_text(plan))
     return 0
@@ -100,13 +103,17 @@ def read_costs(path: Path) -> Known:
     for name, value in content.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
             raise SettingsError(f"--costs {path}: {name} must be a number from 0 on, not {value!r}")
+        if name.endswith("_rate") and value > MOST_BYTES:
+            raise SettingsError(
+                f"--costs {path}: {name}={value} must be no more than {MOST_BYTES:.0e} bytes per second"
+            )
     try:
         costs = Costs(**{name: float(value) for name, value in content.items() if name in names})
     except ValueError as error:
         raise SettingsError(f"--costs {path}: {error}") from None
     speed = content.get(_LINK)
-    if speed is not None and speed < 1:
-        raise SettingsError(f"--costs {path}: {_LINK}={speed} must be bytes per second")
+    if speed is not None and not 1 <= speed <= FASTEST:
+        raise SettingsError(f"--costs {path}: {_LINK}={speed} must be bytes per second, from 1 to {FASTEST:.0e}")
     return Known(costs, speed, f"from {path.name}")
 
 

@@ -9,7 +9,7 @@ from byteps_py.plan.costs import DEFAULT, Costs
 from byteps_py.plan.layouts import COLOCATED, MIXED, MOST_SERVERS, ONE_HOST, SEPARATE, Layout, Row, best, layouts
 from byteps_py.plan.model import FILL, Prediction, predict
 from byteps_py.plan.placement import place
-from byteps_py.plan.units import say_seconds
+from byteps_py.plan.units import say_count, say_seconds
 from byteps_py.types import TensorSpec
 
 __all__ = ["Job", "Plan", "gain", "make", "step_bounds"]
@@ -128,7 +128,9 @@ def _why(job: Job, rows: Sequence[Row], chosen: Row) -> list[str]:
     if after is None:
         further = min(2 * job.most, MOST_SERVERS)
         hint = f": --servers {further}" if further > job.most else ""
-        found.append(f"More than {job.most} servers were not looked at{hint}.")
+        found.append(
+            f"More than {say_count(job.most, 'server')} {'was' if job.most == 1 else 'were'} not looked at{hint}."
+        )
     else:
         found.append(_of_more(chosen, after))
     if place_of:
@@ -162,7 +164,7 @@ def _of_more(chosen: Row, after: Row) -> str:
 
 def _describe(layout: Layout, workers: int) -> str:
     """A layout in words."""
-    servers = f"{layout.servers} {'server' if layout.servers == 1 else 'servers'}"
+    servers = say_count(layout.servers, "server")
     if layout.kind == ONE_HOST:
         return servers
     if layout.kind == SEPARATE:
@@ -171,7 +173,8 @@ def _describe(layout: Layout, workers: int) -> str:
         )
     if layout.kind == MIXED:
         apart = "one on a machine of its own" if layout.extra == 1 else f"{layout.extra} on machines of their own"
-        return f"{servers}, one with each of {workers} worker machines, {apart}"
+        with_workers = f"each of {workers} worker machines" if workers > 1 else "the worker machine"
+        return f"{servers}, one with {with_workers}, {apart}"
     if layout.kind == COLOCATED and layout.servers == workers:
         return f"{servers}, one on each worker machine" if workers > 1 else f"{servers} on the worker machine"
-    return f"{servers} on the worker machines"
+    return f"{servers} on the worker {'machine' if workers == 1 else 'machines'}"

@@ -5,13 +5,24 @@ matplotlib is loaded here and nowhere else, when a picture is drawn, without pyp
 
 from __future__ import annotations
 
+import importlib.util
 import io
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from byteps_py.plan.layouts import COLOCATED, MIXED, ONE_HOST, SEPARATE
 from byteps_py.plan.planning import Plan
 
-__all__ = ["as_png"]
+__all__ = ["FORMATS", "can_draw", "draw", "format_of"]
+
+FORMATS: Final = ("png", "svg", "pdf")
+"""What a picture can be, by the end of its file's name."""
+_METADATA: Final[dict[str, dict[str, Any]]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+}
+"""Without what changes from day to day: the same plan gives the same file."""
 
 _COLOURS: Final = {SEPARATE: "#0072B2", COLOCATED: "#D55E00", MIXED: "#009E73", ONE_HOST: "#0072B2"}
 """Of Okabe and Ito (2008), which people who are colour-blind can tell apart."""
@@ -26,8 +37,23 @@ _NAMES: Final = {
 }
 
 
-def as_png(plan: Plan) -> bytes | None:
+def format_of(path: Path) -> str:
+    """One of :data:`FORMATS`; empty for a name that ends otherwise."""
+    end = path.suffix.lower().removeprefix(".")
+    return end if end in FORMATS else ""
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed; it is not loaded."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def draw(plan: Plan, form: str = "png") -> bytes | None:
     """A picture of 800 x 500 pixels; the same bytes for the same plan. For one thread at a time.
+
+    Args:
+        plan: what is drawn.
+        form: one of :data:`FORMATS`.
 
     Returns:
         None if matplotlib is not installed.
@@ -41,7 +67,7 @@ def as_png(plan: Plan) -> bytes | None:
         return None
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update({"font.size": 9.5, "font.family": "DejaVu Sans"})
+        matplotlib.rcParams.update({"font.size": 9.5, "font.family": "DejaVu Sans", "svg.hashsalt": "byteps_py"})
         figure = Figure(figsize=(8, 5), dpi=100, facecolor="white")
         FigureCanvasAgg(figure)
         axes = figure.add_axes((0.1, 0.11, 0.86, 0.8))
@@ -73,5 +99,5 @@ def as_png(plan: Plan) -> bytes | None:
         axes.set_axisbelow(True)
         axes.legend(frameon=False)
         out = io.BytesIO()
-        figure.savefig(out, format="png", dpi=100, metadata={"Software": None})
+        figure.savefig(out, format=form, dpi=100, metadata=_METADATA[form])
     return out.getvalue()

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from byteps_py.plan.layouts import MIXED, ONE_HOST, Row
 from byteps_py.plan.planning import Job, Plan, gain, step_bounds
-from byteps_py.plan.units import say_bytes, say_seconds, say_speed
+from byteps_py.plan.units import say_bytes, say_count, say_ratio, say_seconds, say_speed
 
 __all__ = ["as_json", "as_text", "costs_line"]
 
@@ -58,11 +58,11 @@ def _question(job: Job) -> list[str]:
     what = f"{job.model}: " if job.model else ""
     gradients = f"{what}{say_bytes(job.nbytes)} of gradients"
     if job.specs is not None:
-        gradients += f" in {len(job.specs)} {'tensor' if len(job.specs) == 1 else 'tensors'}"
+        gradients += f" in {say_count(len(job.specs), 'tensor')}"
     if job.one_host or job.link is None:
-        where = f"{_count(job.workers, 'worker')} on one host of {_count(job.cores, 'core')}"
+        where = f"{say_count(job.workers, 'worker')} on one host of {say_count(job.cores, 'core')}"
     else:
-        where = f"{_count(job.workers, 'worker machine')} of {_count(job.cores, 'core')}"
+        where = f"{say_count(job.workers, 'worker machine')} of {say_count(job.cores, 'core')}"
         if job.local_size > 1:
             where += f" and {job.local_size} workers each"
         where += f", server machines of {job.server_cores}, links of {say_speed(job.link)} each way"
@@ -88,7 +88,7 @@ def _cells(plan: Plan, row: Row) -> list[str]:
     cells += [
         say_bytes(prediction.partition_bytes),
         say_seconds(prediction.seconds),
-        f"{prediction.seconds / prediction.optimum:.2f}",
+        say_ratio(prediction.seconds / prediction.optimum),
         "" if saved is None else f"{saved + 0.0:.0%}".replace("-0%", "0%"),
     ]
     bounds = step_bounds(job, row)
@@ -130,7 +130,3 @@ def _row(plan: Plan, row: Row) -> dict[str, Any]:
     if bounds is not None:
         found["step_seconds"] = {"overlapped": bounds[0], "not_overlapped": bounds[1]}
     return found
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"

@@ -109,7 +109,20 @@ def test_a_running_job_is_not_disturbed(examine: Examine) -> None:
         status, found = examine(job(port, DMLC_ROLE="scheduler"))
         assert status == 0
         assert "has been taken by a scheduler of this job" in found["ports"][0]["text"]
-        assert found["ports"][0]["remedy"] == "leave it alone: its job is running"
+        assert found["ports"][0]["remedy"].startswith("leave it alone: its job is running")
+
+        for other in ({"BYTEPS_JOB_ID": "other"}, {"DMLC_NUM_SERVER": "3"}):
+            status, found = examine(job(port, DMLC_ROLE="scheduler", **other))
+            assert status == 1
+            (_, here), (_, text) = problems(found)
+            assert "is there already: it belongs to another job, '0' of 2 worker machines and 1 server" in here
+            assert text == (
+                f"DMLC_PS_ROOT_PORT={port} is held by the scheduler of another job (pid {os.getpid()}), '0' of 2 "
+                "worker machines and 1 server, which is running"
+            )
+            assert found["ports"][0]["remedy"] == (
+                "choose another DMLC_PS_ROOT_PORT, the same in all processes of this job, or wait until that job ends"
+            )
 
         with held_by_byteps_py() as held:
             status, found = examine(job(port, DMLC_ROLE="server", DMLC_PORT=str(held)))

@@ -72,6 +72,7 @@ class TestOneMachine:
         roster = filled([server(9, num_worker=1)], 1)
         assert describe_missing(roster, []) == "the first worker: none has called init() yet; servers 1/1"
         assert counts(roster) == "workers 0, servers 1/1"
+        assert describe_missing(roster, [place(0, 0, 1)]).startswith("1 of 1 worker: missing worker 0; servers 1/1; ")
         assert describe_missing(roster, [place(0, 1, 2)]) == (
             "2 of 2 workers: missing worker 0, worker 1; servers 1/1; "
             "worker 1 runs on host-b (pid 4242) but has not called init() yet"
@@ -79,7 +80,7 @@ class TestOneMachine:
 
     def test_a_server_is_missing(self) -> None:
         roster = filled([worker(1, worker_id=0, num_worker=1)], 1)
-        assert describe_missing(roster, []) == "1 of 1 servers; workers 1/1"
+        assert describe_missing(roster, []) == "1 of 1 server; workers 1/1"
 
     def test_a_number_from_the_network_is_not_counted_to(self) -> None:
         roster = filled([worker(1, worker_id=0, local_size=2**31 - 1, num_worker=1)], 1)

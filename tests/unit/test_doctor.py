@@ -68,8 +68,27 @@ class TestSituation:
         assert (found.job.root_port, found.worker.partition_bytes) == (9000, None)
         assert observe({**JOB, "DMLC_PS_ROOT_PORT": "x"}, None, 5).job is None
 
-    def test_a_worker_that_is_alone(self) -> None:
-        assert observe({**JOB, "DMLC_NUM_WORKER": "1", "DMLC_ROLE": "worker"}, None, 5).job is None
+    @pytest.mark.parametrize("role", [None, *Role])
+    def test_a_worker_that_is_alone(self, role: Role | None) -> None:
+        alone = {**JOB, "DMLC_NUM_WORKER": "1"}
+        assert observe(alone, role, 5).job is None
+        ((severity, text),) = shown(check_scheduler(observe(alone, role, 5)))
+        assert severity == "ok"
+        kind = "server" if role is Role.SERVER else "scheduler"
+        assert text == (
+            f"none was looked for, since no {kind} is needed: with DMLC_NUM_WORKER=1 the worker machine does all by "
+            "itself (BYTEPS_FORCE_DISTRIBUTED=1 changes that)"
+        )
+        for more in ({"BYTEPS_FORCE_DISTRIBUTED": "1"}, {"DMLC_NUM_WORKER": "x"}):
+            assert observe({**alone, **more}, role, 5).job is not None
+        several = observe({**alone, "BYTEPS_LOCAL_SIZE": "2"}, role, 5)
+        assert (several.job is None) == (role in (Role.SCHEDULER, Role.SERVER)), "they read no such variable"
+
+    def test_a_scheduler_that_nobody_has_named(self) -> None:
+        for environ in ({"DMLC_ROLE": "worker"}, {**JOB, "DMLC_PS_ROOT_PORT": "x"}):
+            ((severity, text),) = shown(check_scheduler(observe(environ, None, 5)))
+            assert severity == "note"
+            assert text == "none was looked for: DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT do not say where it is"
 
     def test_what_torchrun_says(self) -> None:
         started = {"TORCHELASTIC_RUN_ID": "1", "GROUP_WORLD_SIZE": "2", "GROUP_RANK": "1", "WORLD_SIZE": "2"}
@@ -115,6 +134,9 @@ class TestVariables:
         ((severity, text),) = about_variables({**JOB, "DMLC_NUM_WORKER": "1"}, Role.WORKER)
         assert severity == "ok"
         assert "a job of its own" in text
+        ((severity, text),) = about_variables({**JOB, "DMLC_NUM_WORKER": "1"}, Role.SERVER)
+        assert severity == "warning"
+        assert text.startswith("this server would end at once, since no server is needed: with DMLC_NUM_WORKER=1")
 
     def test_those_that_come_too_late(self) -> None:
         found = about_variables({**JOB, "BYTEPS_VISIBLE_CPU_CORES": "0"}, Role.WORKER)
@@ -256,6 +278,16 @@ class TestReports:
             "1 problem, 1 warning, 2 notes"
         )
         assert as_text({"cores": [ok("2 cores")]}).endswith("\n\nnothing to complain about")
+
+    def test_a_remedy_of_several_is_told_once(self) -> None:
+        found = {"cores": [problem("one", "set it"), problem("two", "set it"), warning("three", "unset it")]}
+        assert as_text(found).splitlines()[:5] == [
+            "cores  problem  one",
+            "       problem  two",
+            "                -> set it",
+            "       warning  three",
+            "                -> unset it",
+        ]
 
     def test_text_in_a_terminal(self) -> None:
         long = {"cores": [note(" ".join(["word"] * 20), " ".join(["do"] * 30))]}

@@ -77,6 +77,8 @@ class TestCores:
         assert "OMP_NUM_THREADS=1" in found.remedy
         assert severities(judge_cores(8, 8, 8.0)) == ["ok"]
         assert next(iter(judge_cores(2, 2, None))).text == "2 cores"
+        assert next(iter(judge_cores(1, 1, None))).text == "1 core"
+        assert "makes teams of 1 thread," in next(iter(judge_cores(1, 1, 0.5))).text
 
     @pytest.mark.parametrize(
         ("wanted", "severity", "words"),
@@ -88,7 +90,8 @@ class TestCores:
                 "1 server x 1 + 2 workers x 2 =",
             ),
             ([Demand("server", 1, 1, True), Demand("worker", 2, 2, True)], "problem", "idle ones of workers spin"),
-            ([Demand("server", 1, 2, True)], "ok", "1 server x 2 = 2 OpenMP threads fit"),
+            ([Demand("server", 1, 1, False)], "ok", "1 server x 1 = 1 OpenMP thread: enough cores"),
+            ([Demand("server", 1, 2, True)], "ok", "1 server x 2 = 2 OpenMP threads: enough cores"),
             ([Demand("server", 1, None, True)], "note", "servers spin while they are idle"),
             ([Demand("worker", 2, None, False)], "note", "a team of all cores in each of 2 workers"),
         ],
@@ -124,8 +127,8 @@ class TestCores:
         ]
         sum_of_both = "1 server x 4 + 2 workers x 2 = 8 OpenMP threads"
         assert told == [
-            ("ok", "1 server x 4 = 4 OpenMP threads fit"),
-            ("ok", "2 workers x 2 = 4 OpenMP threads fit"),
+            ("ok", "1 server x 4 = 4 OpenMP threads: enough cores for all"),
+            ("ok", "2 workers x 2 = 4 OpenMP threads: enough cores for all"),
             ("note", f"{sum_of_both} would be too many for 4 cores, if all of them run on this host"),
         ]
         assert list(judge_together([Demand("server", 1, 4, True)], 2)) == [], "that is told already"
@@ -156,7 +159,7 @@ class TestMemory:
         nodes = {0: frozenset({0, 1}), 1: frozenset({2, 3}), 2: frozenset[int]()}
         (found,) = judge_nodes(nodes, frozenset({1, 2, 3}))
         assert found.severity is Severity.NOTE
-        assert "2 memory nodes (cores of node 0: 1, node 1: 2)" in found.text
+        assert "2 memory nodes (NUMA; cores of node 0: 1, node 1: 2)" in found.text
         assert severities(judge_nodes(nodes, frozenset({2, 3}))) == ["ok"]
         assert list(judge_nodes({}, frozenset({0}))) == []
 
@@ -170,7 +173,7 @@ class TestMemory:
             write(tmp_path, f"sys/devices/system/node/node{node}/cpulist", f"{cores}\n")
         found = list(check_memory(Situation({}, cores=frozenset(range(4)), root=tmp_path)))
         assert severities(found) == ["ok", "note"]
-        assert found[0].text == "8.2 GB are available of 16.4"
+        assert found[0].text == "8.2 of 16.4 GB of memory are available"
         assert found[1].facts == {"nodes": {"0": [0, 1], "1": [2, 3]}}
 
 
@@ -186,9 +189,10 @@ class TestLimits:
         assert severities(judge_files(100, 1024, 4096)) == ["ok"]
         (found,) = judge_files(2000, 1024, 4096)
         assert found.severity is Severity.OK
-        assert "raise that by themselves, up to 4096" in found.text
+        assert "raises that by itself, up to 4096" in found.text
         assert severities(judge_files(5000, 1024, 4096)) == ["problem"]
-        assert severities(judge_files(5000, -1, -1)) == ["ok"]
+        (found,) = judge_files(5000, -1, -1)
+        assert found.text == "a process may have any number of files open (`ulimit -n`), and needs about 5000"
 
     def test_processes(self) -> None:
         assert severities(judge_processes(100, 50)) == ["warning", "warning"]
@@ -199,7 +203,7 @@ class TestLimits:
         job = JobSettings(**{**JOB, "num_worker": 2000})  # type: ignore[arg-type]
         found = list(check_limits(Situation({}, Role.SERVER, job, root=tmp_path)))
         assert found[0].severity is Severity.PROBLEM
-        assert "1024 files may be open" in found[0].text
+        assert "a process may have 1024 files open" in found[0].text
         monkeypatch.undo()
         assert "problem" not in severities(check_limits(Situation({}, root=tmp_path)))
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] != 256
@@ -214,7 +218,7 @@ class TestPorts:
         assert severities(judge_range((20000, 20000), 1, [20000], None, Role.SERVER, "20000 by x")) == ["problem"]
         (found,) = judge_range((20000, 20000), 1, [20000], None, Role.SERVER, "20000 by x", runs=True)
         assert found.text == (
-            "BYTEPS_PORT_RANGE=20000-20000 has 0 free of 1 tried ports, and the job has servers already: 20000 by x"
+            "BYTEPS_PORT_RANGE=20000-20000 has 0 free of 1 tried port, and the job has servers already: 20000 by x"
         )
         assert found.severity is Severity.NOTE
         assert severities(judge_range((20000, 20000), 1, [20000], None, Role.WORKER)) == ["note"], "it listens nowhere"
@@ -229,7 +233,7 @@ class TestPorts:
             found = list(check_ports(Situation({}, Role.SERVER, job, server)))
         assert severities(found)[:2] == ["problem", "problem"]
         assert f"DMLC_PORT: port {port} on 127.0.0.1 is in use by process {os.getpid()} of user" in found[0].text
-        assert f"BYTEPS_PORT_RANGE={port}-{port} has 0 free of 1 tried ports: {port} by process" in found[1].text
+        assert f"BYTEPS_PORT_RANGE={port}-{port} has 0 free of 1 tried port: {port} by process" in found[1].text
 
     def test_only_addresses_of_the_role_count(self) -> None:
         with socket.create_server(("127.0.0.2", 0)) as held:

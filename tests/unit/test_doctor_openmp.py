@@ -55,8 +55,12 @@ class TestRuntimes:
             Loaded("sklearn", "1.5", runtimes=(COPY, OURS)),
         ]
         assert told(list(judge_runtimes(steps))) == [
-            ("note", f"sklearn has a runtime of its own, {COPY.path} (GNU), for its own sums"),
-            ("ok", "the kernels of byteps_py and torch use one runtime, /usr/lib/libgomp.so.1 (GNU)"),
+            (
+                "note",
+                f"sklearn has an OpenMP runtime of its own, {COPY.path} (GNU): harmless while sklearn itself "
+                "computes nothing",
+            ),
+            ("ok", "the kernels of byteps_py and torch use the same OpenMP runtime /usr/lib/libgomp.so.1 (GNU)"),
         ]
 
     def test_another_one_of_a_framework(self) -> None:
@@ -66,7 +70,7 @@ class TestRuntimes:
         assert "torch brings another runtime, /opt/torch/lib/libiomp5.so (Intel)" in first.text
         assert "OMP_NUM_THREADS" in first.remedy
         assert first.facts == {"libraries": [THEIRS.path, OURS.path]}
-        assert last.text == "the kernels of byteps_py use /usr/lib/libgomp.so.1 (GNU)"
+        assert last.text == "the kernels of byteps_py use the OpenMP runtime /usr/lib/libgomp.so.1 (GNU)"
 
     def test_what_cannot_be_imported_brings_nothing(self) -> None:
         steps = [Loaded("kernels", runtimes=(OURS,)), Loaded("torch", error="ImportError: x", runtimes=(OURS, THEIRS))]

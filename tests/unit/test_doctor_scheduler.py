@@ -153,7 +153,7 @@ class TestAnswers:
         assert found[0] == (
             "ok",
             "the scheduler at head:9000 (byteps_py 0.1.0, pid 4242 on node-a) answers; its job 'digits' is gathering, "
-            "5 s after its start: 1 of 2 worker machines complete (3 processes), 0 of 1 servers",
+            "5 s after its start: 1 of 2 worker machines complete (3 processes), 0 of 1 server",
         )
         assert found[1] == ("note", "it waits for 1 of 1 servers; workers 2/2")
         assert found[2] == ("ok", "its clock is 499.5 ms ahead of this one's, give or take 0.5 ms")
@@ -177,6 +177,20 @@ class TestAnswers:
             "DMLC_NUM_SERVER is 1 here and 3 at the scheduler",
         ]
         assert ("note", "its job is ending: who comes now is too late") in found
+
+    def test_another_job_where_a_scheduler_is_to_be_started(self) -> None:
+        assert isinstance(STATUS, Status)
+        other = msgspec.structs.replace(STATUS, job_id="else", num_worker=1, workers=1)
+        (first,) = judge_answer(JOB, "head:9000", Answer(other), Role.SCHEDULER)
+        assert first.severity.value == "problem"
+        assert first.text == (
+            "the scheduler at head:9000 (byteps_py 0.1.0, pid 4242 on node-a) is there already: it belongs to another "
+            "job, 'else' of 1 worker machine and 1 server; this one is 'digits' of 2 worker machines and 1 server"
+        )
+        assert first.remedy.startswith("choose another DMLC_PS_ROOT_PORT for this job")
+        assert "BYTEPS_JOB_ID" not in first.remedy, "this one does not want to join that job"
+        *_, last = judge_answer(JOB, "head:9000", Answer(msgspec.structs.replace(other, missing="")))
+        assert last.text.endswith("start: 1 of 1 worker machine complete (1 process), 0 of 1 server")
 
     def test_no_answer(self) -> None:
         (silent,) = judge_answer(JOB, "head:9000", Answer())

@@ -22,6 +22,8 @@ USAGE = "usage: bpslaunch [options] [--] COMMAND ..."
         (["--num-workers", "4", "true"], Options(("true",), num_workers=4)),
         (["-s", "0", "true"], Options(("true",), num_servers=0)),
         (["-s", "auto", "true"], Options(("true",), num_servers="auto")),
+        (["-s", "AUTO", "true"], Options(("true",), num_servers="auto")),
+        (["--num-servers=Auto", "true"], Options(("true",), num_servers="auto")),
         (["--no-prefix", "true"], Options(("true",), prefix=False)),
         (
             ["--omp-wait-policy", "ACTIVE", "--omp-num-threads", "3", "true"],

@@ -240,6 +240,13 @@ def test_the_line_that_says_what_was_started() -> None:
     )
 
 
+def test_what_belongs_to_an_option_is_no_value_of_the_variable() -> None:
+    assert plan(2, 1, {"DMLC_NUM_SERVER": "AUTO"}).notes[0] == (
+        "the whole job runs here, so these are not used: DMLC_NUM_SERVER=AUTO (auto is a value of the option: "
+        "bpslaunch -s auto)"
+    )
+
+
 @pytest.mark.parametrize(("option", "expected"), [(None, "0"), ("7.5", "7.5")])
 def test_the_launcher_sees_its_workers_so_only_an_option_limits_the_start(option: str | None, expected: str) -> None:
     made = plan(2, 1, {"BYTEPS_START_TIMEOUT": "60"}, start_timeout=option)

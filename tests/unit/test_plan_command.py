@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from byteps_py import cli
-from byteps_py.plan import command, link, measuring
+from byteps_py.plan import command, link, measuring, plot
 from byteps_py.plan.arguments import LISTEN_PORT
 from byteps_py.plan.costs import Costs
 
@@ -187,19 +188,19 @@ def test_listening(measured: list[Any], capsys: pytest.CaptureFixture[str]) -> N
         (("--workers", "0"), "'0' must be a whole number from 1 to 512"),
         (("--workers", "4"), "how large is the model?"),
         (("--workers", "4", "--bytes", "25MB"), "how fast are the links of the machines? --link 25Gbit"),
-        (("--workers", "4", "--link", "25", "--bytes", "1"), "'25' must be a speed"),
+        (("--workers", "4", "--link", "25", "--bytes", "1MB"), "'25' must be a speed"),
         (("--workers", "4", "--link", "1Gbit", "--bytes", "0"), "'0' must be at least one byte"),
         (("--workers", "4", "--link", "1Gbit", "--bytes", "many"), "'many' must be a number of bytes"),
         (("--workers", "4", "--link", "1Gbit", "--parameters", "0"), "'0' must be a number of parameters"),
         (("--workers", "4", "--link", "1Gbit", "--parameters", "1_0"), "'1_0' must be a number of parameters"),
-        (("--workers", "4", "--link", "1Gbit", "--bytes", "1", "--model", "vgg16"), "not allowed with"),
+        (("--workers", "4", "--link", "1Gbit", "--bytes", "1MB", "--model", "vgg16"), "not allowed with"),
         (("--workers", "4", "--link", "1Gbit", "--model", "vgg17"), "--model vgg17: it must be one of resnet18"),
         (("--workers", "4", "--link", "1Gbit", "--model", "no.npz"), "--model no.npz: No such file"),
-        (("--workers", "4", "--one-host", "--link", "1Gbit", "--bytes", "1"), "--one-host has no link"),
-        (("--workers", "4", "--one-host", "--local-size", "2", "--bytes", "1"), "leave --local-size out"),
-        (("--workers", "4", "--link", "1Gbit", "--bytes", "1", "--dtype", "float16"), "--bytes needs no --dtype"),
-        (("--workers", "4", "--link", "1Gbit", "--peer", "a", "--bytes", "1"), "leave one of them out"),
-        (("--bytes", "1", "--measure"), "--bytes without --workers"),
+        (("--workers", "4", "--one-host", "--link", "1Gbit", "--bytes", "1MB"), "--one-host has no link"),
+        (("--workers", "4", "--one-host", "--local-size", "2", "--bytes", "1MB"), "leave --local-size out"),
+        (("--workers", "4", "--link", "1Gbit", "--bytes", "1MB", "--dtype", "float16"), "--bytes needs no --dtype"),
+        (("--workers", "4", "--link", "1Gbit", "--peer", "a", "--bytes", "1MB"), "leave one of them out"),
+        (("--bytes", "1MB", "--measure"), "--bytes without --workers"),
         (("--measure", "--costs", "c.json"), "--costs says what --measure measures"),
         ((*SLOW, "--save", "c.json"), "--save has nothing to write"),
         ((*SLOW, "--costs", "none.json"), "--costs none.json: No such file"),
@@ -216,6 +217,23 @@ def test_listening(measured: list[Any], capsys: pytest.CaptureFixture[str]) -> N
         ((*SLOW, "--partition-bytes", "1.1GiB"), "'1.1GiB' must be a whole number from 64 to 1073741824"),
         ((*SLOW[:-1], "513"), "'513' must be a whole number from 1 to 512"),
         (("--compute-seconds", "-1"), "'-1' must be a number of seconds"),
+        (
+            ("--workers", "4", "--link", "1Gbit", "--bytes", "25"),
+            "'25' without a unit is 25 B, less than any model: write 25MB, 25kB, or 25B if it is meant",
+        ),
+        (
+            ("--workers", "4", "--link", "1Gbit", "--parameters", "25"),
+            "'25' is 25 parameters, fewer than any model has: write 25M for millions, 25k for thousands, or the exact "
+            "size as --bytes 100B",
+        ),
+        (("--workers", "4", "--link", "1Gbit", "--parameters", "1e15"), "and no more than 1e+14"),
+        (("--workers", "4", "--link", "1Gbit", "--bytes", "1001TB"), "at least one byte, and no more than 1 PB"),
+        (("--workers", "4", "--link", "1bps"), "'1bps' must be a speed from 100 B/s to 10 TB/s"),
+        (
+            ("--measure", *SLOW, "--plot", "p.xyz"),
+            "bps plan: --plot p.xyz: the name must end in .png, .svg or .pdf, which says what is drawn",
+        ),
+        ((*SLOW, "--plot", "picture"), "--plot picture: the name must end in .png, .svg or .pdf"),
     ],
 )
 def test_usage_errors(
@@ -271,7 +289,9 @@ def test_no_more_servers_than_the_option_takes(
         (b'{"speed": 1}', "must be an object with some of"),
         (b'{"link": "fast"}', "link must be a number from 0 on, not 'fast'"),
         (b'{"link": true}', "link must be a number from 0 on, not True"),
-        (b'{"link": 0}', "link=0 must be bytes per second"),
+        (b'{"link": 0}', "link=0 must be bytes per second, from 1 to 1e+13"),
+        (b'{"link": 1e300}', "link=1e+300 must be bytes per second, from 1 to 1e+13"),
+        (b'{"sum_rate": 1e300}', "sum_rate=1e+300 must be no more than 1e+15 bytes per second"),
         (b'{"sum_rate": 0}', "sum_rate=0.0 must be at least 1 byte per second"),
         (b'{"sum_rate": 1e-300}', "sum_rate=1e-300 must be at least 1 byte per second"),
         (b'{"copy_rate": NaN}', "copy_rate must be a number from 0 on"),
@@ -307,6 +327,59 @@ def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found[0] == found[1] != found[2]
     assert struct.unpack(">II", found[0][16:24]) == (800, 500)
     assert b"Software" not in found[0]
+    for name, begin in (("plan.SVG", b"<?xml"), ("plan.pdf", b"%PDF")):
+        pictures = set()
+        for _ in range(2):
+            assert run(*SLOW, "--plot", str(tmp_path / name)) == 0
+            pictures.add((tmp_path / name).read_bytes())
+        (picture,) = pictures
+        assert picture.startswith(begin)
+
+
+def test_without_matplotlib_nothing_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "_measured", None)
+    monkeypatch.setattr(plot, "can_draw", lambda: False)
+    assert run(*SLOW, "--measure", "--plot", str(tmp_path / "plan.png")) == 2
+    assert "--plot needs matplotlib: pip install 'byteps_py[plot]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--link", "1kbit", "--bytes", "1PB", "--compute-seconds", "1000000"),
+        ("--link", "10TB/s", "--bytes", "1PB"),
+        ("--link", "10TB/s", "--parameters", "1000"),
+        ("--link", "1kbit", "--bytes", "1B"),
+        ("--one-host", "--bytes", "1PB"),
+    ],
+)
+def test_what_the_options_take_can_be_read(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--workers", "4", "--cores", "2", "--servers", "5", *words) == 0
+    out = capsys.readouterr().out
+    assert not re.findall(r"\d{5,}", out)
+    assert max(map(len, out.splitlines())) <= 150
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            ("--link", "25Gbit"),
+            ["More than 1 server was not looked at: --servers 2.", "one with the worker machine, one"],
+        ),
+        (("--one-host",), ["1 worker on one host of 1 core.", "Best: 1 server (bpslaunch -s 1)"]),
+        (("--link", "25Gbit", "--servers", "2"), ["server on the worker machine, "]),
+    ],
+)
+def test_one_of_anything_is_no_plural(
+    words: tuple[str, ...], expected: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--workers", "1", "--bytes", "25MB", "--cores", "1", "--servers", "1", *words) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert [each for each in expected if each not in out] == []
+    assert not re.findall(r"\b1 (?:\w+ )?(?:servers|workers|machines|cores|tensors)\b", out)
 
 
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
@@ -321,6 +394,7 @@ def test_where_nothing_can_be_written_nothing_is_measured(
 ) -> None:
     monkeypatch.setattr(command, "_measured", None)
     words = [*SLOW, *(["--measure"] if option == "--save" else [])]
-    for path in (tmp_path / "no-folder" / "file", tmp_path):
+    (tmp_path / "folder.png").mkdir()
+    for path in (tmp_path / "no-folder" / "file.png", tmp_path / "folder.png"):
         assert run(*words, option, str(path)) == 2
         assert f"{path} cannot be written: name a file in a folder that is there" in capsys.readouterr().err

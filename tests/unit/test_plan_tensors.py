@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import struct
 import sys
 import zipfile
@@ -93,16 +94,51 @@ def test_a_state_dict_of_torch(tmp_path: Path) -> None:
     assert [(each.name, each.dtype, each.shape) for each in read_model(str(path)).specs] == [
         ("model.w", DType.BFLOAT16, (3, 4))
     ]
-    path.write_bytes(b"no archive")
-    with pytest.raises(SettingsError, match=r"--model .*m\.pt cannot be read as \.pt file"):
-        read_model(str(path))
 
 
-def test_other_objects_in_a_file_of_torch_are_not_loaded(tmp_path: Path) -> None:
+OTHER_OBJECTS = "it holds other objects than tensors and plain containers, such as a whole model, or is damaged"
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("text", "it is damaged, or torch.save has not written it"),
+        ("half", "it is damaged, or torch.save has not written it"),
+        ("pickle", "it is damaged, or torch.save has not written it"),
+        ("archive", "torch.save has not written it"),
+        ("program", "it is a program of TorchScript"),
+        ("objects", OTHER_OBJECTS),
+        ("model", OTHER_OBJECTS),
+    ],
+)
+def test_other_files_than_state_dicts_are_refused_in_our_words(
+    kind: str, why: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Those of torch would have people load objects without a check."""
     torch = pytest.importorskip("torch", exc_type=ImportError)
-    torch.save({"w": torch.zeros(3), "path": Path("x")}, tmp_path / "m.pt")
-    with pytest.raises(SettingsError, match=r"cannot be read as \.pt file"):
-        read_model(str(tmp_path / "m.pt"))
+    path, model = tmp_path / "m.pt", torch.nn.Linear(2, 3)
+    if kind == "text":
+        path.write_bytes(b"no archive")
+    elif kind == "half":
+        torch.save(model.state_dict(), path)
+        path.write_bytes(path.read_bytes()[:700])
+    elif kind == "pickle":
+        path.write_bytes(pickle.dumps({"a": 1}))
+    elif kind == "archive":
+        path.write_bytes(archive("w.npy", b""))
+    elif kind == "program":
+        with zipfile.ZipFile(path, "w") as stream:
+            for name in ("constants.pkl", "data.pkl"):
+                stream.writestr(f"m/{name}", b"")
+    else:
+        torch.save({"w": torch.zeros(3), "path": Path("x")} if kind == "objects" else model, path)
+    with pytest.raises(SettingsError) as error:
+        read_model(str(path))
+    assert str(error.value) == (
+        f"--model {path} cannot be read as .pt file: {why}; wanted is what torch.save(model.state_dict(), FILE) has "
+        "written"
+    )
+    assert not recwarn.list
 
 
 def test_without_torch_its_files_are_refused_with_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

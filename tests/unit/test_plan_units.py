@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from byteps_py.plan.units import parse_bytes, parse_speed, say_bytes, say_seconds, say_speed
+from byteps_py.plan.units import parse_bytes, parse_speed, say_bytes, say_count, say_ratio, say_seconds, say_speed
 
 
 @pytest.mark.parametrize(
@@ -61,16 +61,41 @@ def test_no_speeds(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(1.15, "1.15 s"), (0.9996, "1.00 s"), (123.4, "123 s"), (0.0246, "24.6 ms"), (85e-6, "85.0 us"), (0.0, "0.00 us")],
+    [
+        (1.15, "1.15 s"),
+        (0.9996, "1.00 s"),
+        (123.4, "123 s"),
+        (0.0246, "24.6 ms"),
+        (85e-6, "85.0 us"),
+        (0.0, "0.00 us"),
+        (936.0, "15.6 min"),
+        (5 * 3600.0, "5.00 h"),
+        (525_000.0, "6.08 days"),
+        (1e9, "31.7 years"),
+        (1e30, "over 1000 years"),
+    ],
 )
 def test_seconds_have_three_digits(seconds: float, text: str) -> None:
     assert say_seconds(seconds) == text
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(25e6, "25 MB"), (102_228_128, "102 MB"), (1.5e9, "1.5 GB"), (61440, "61.4 kB"), (7, "7 B")]
+    ("count", "text"),
+    [(25e6, "25 MB"), (102_228_128, "102 MB"), (1.5e9, "1.5 GB"), (61440, "61.4 kB"), (7, "7 B"), (1e15, "1 PB")],
 )
 def test_bytes_in_words(count: float, text: str) -> None:
     assert say_bytes(count) == text
     assert say_speed(count) == f"{text}/s"
     assert parse_bytes(say_bytes(count)) == pytest.approx(count, rel=0.005)
+
+
+def test_ratios_and_counts() -> None:
+    assert [say_ratio(each) for each in (1.0, 1.07, 99.99, 99.996, 238.4, 1e9)] == [
+        "1.00",
+        "1.07",
+        "99.99",
+        "100",
+        "238",
+        "over 1000",
+    ]
+    assert [say_count(each, "server") for each in (0, 1, 2)] == ["0 servers", "1 server", "2 servers"]

@@ -205,7 +205,7 @@ class TestRun:
         assert isinstance(last, Status)
         assert (first.number, last.number, last.job_id, last.state) == (1, 5, "job", "gathering")
         assert (last.num_worker, last.num_server, last.machines, last.workers, last.servers) == (1, 1, 1, 1, 0)
-        assert last.missing == "1 of 1 servers; workers 1/1"
+        assert last.missing == "1 of 1 server; workers 1/1"
         assert [(each.role, each.others, each.count) for each in last.software[1:]] == [
             (Role.WORKER, "Python 3.11.7", 1)
         ]

@@ -207,6 +207,13 @@ class TestProblems:
             "DMLC_NUM_WORKER='two' must be a whole number from 1 to 65535 (number of worker machines)",
         )
 
+    def test_a_word_that_belongs_to_an_option(self) -> None:
+        (text,) = problems(WorkerSettings, JOB | {"DMLC_NUM_SERVER": "Auto"})
+        assert text == (
+            "DMLC_NUM_SERVER='Auto' must be a whole number from 0 to 65535 (number of server processes): auto is "
+            "for `bpslaunch -s` alone, on one machine; for several `bps plan` finds the number"
+        )
+
     @pytest.mark.parametrize("settings", CLASSES)
     def test_everything_that_is_missing_is_listed(self, settings: type[JobSettings]) -> None:
         found = problems(settings, {})
