@@ -21,6 +21,7 @@ from byteps_py.launcher.processes import ProcessSpec, module_command
 from byteps_py.launcher.topology import Group, Topology, read_topology
 from byteps_py.role import Role
 from byteps_py.settings import inspect, settings_class
+from byteps_py.startup_folder import with_startup_folder
 
 if TYPE_CHECKING:
     from byteps_py.plan.one_host import Choice
@@ -231,6 +232,8 @@ def _worker(
 ) -> ProcessSpec:
     size = len(binding.workers)
     environment = openmp[index].settle({**common, "DMLC_WORKER_ID": "0", **local_variables(index, size)})
+    if options.compat:
+        environment = with_startup_folder(environment)
     cores = binding.workers[index]
     return ProcessSpec(Role.WORKER, f"worker {index}", options.command, environment, read_stdin=size == 1, cores=cores)
 

@@ -1,0 +1,115 @@
+"""What every module of BytePS's offers: joining, leaving, and who one is."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+import byteps_py
+from byteps_py import session as _session
+from byteps_py.errors import UnsupportedError
+from byteps_py.version import package_version
+
+__all__ = ["VERSION", "BytePSBasics", "init", "missing_plugin", "resume", "suspend"]
+
+_log = logging.getLogger("byteps_py.compat")
+
+VERSION: Final = "0.2.5"
+"""The version of BytePS whose names these are, for scripts that ask."""
+
+
+def init(lazy: bool = True) -> None:
+    """:func:`byteps_py.init`, and a line at info that says what the script runs on.
+
+    Raises:
+        BytePSError: as :func:`byteps_py.init`.
+    """
+    before = _session.is_initialized()
+    _session.init(lazy)
+    if not before and _log.isEnabledFor(logging.INFO):
+        _log.info("byteps resolves to byteps_py %s", package_version())
+
+
+def suspend() -> None:
+    """``byteps_py.suspend()``.
+
+    Raises:
+        UnsupportedError: this byteps_py has none.
+    """
+    _forward("suspend")
+
+
+def resume(num_workers: int, num_servers: int, global_rank: int, context: object = None) -> None:
+    """``byteps_py.resume()``; ``context`` is taken and not needed.
+
+    Raises:
+        UnsupportedError: this byteps_py has none.
+    """
+    del context
+    _forward("resume", num_workers, num_servers, global_rank)
+
+
+def _forward(name: str, *arguments: Any) -> None:
+    function = getattr(byteps_py, name, None)
+    if function is None:
+        raise UnsupportedError(
+            f"{name}() is not there in byteps_py {package_version()}: save a checkpoint, and start the job anew with "
+            "other numbers"
+        )
+    function(*arguments)
+
+
+def missing_plugin(module: str, framework: str) -> ImportError:
+    """The error for ``import module``: BytePS has a plugin for ``framework``, and byteps_py has none."""
+    return ImportError(
+        f"{module} is not there: byteps_py has no plugin for {framework}; those for PyTorch and MXNet are byteps.torch "
+        "and byteps.mxnet, and byteps_py itself sums NumPy arrays (docs/migrating.md)",
+        name=module,
+    )
+
+
+class BytePSBasics:
+    """The same as methods, as ``byteps.common`` has them.
+
+    Args:
+        pkg_path, args: where BytePS looks for its library; taken and not needed.
+    """
+
+    def __init__(self, pkg_path: object = None, *args: object) -> None:
+        del pkg_path, args
+
+    def init(self, lazy: bool = True) -> None:
+        """See :func:`init`."""
+        init(lazy)
+
+    def shutdown(self) -> None:
+        """See :func:`byteps_py.shutdown`."""
+        _session.shutdown()
+
+    def suspend(self) -> None:
+        """See :func:`suspend`."""
+        suspend()
+
+    def resume(self, num_workers: int, num_servers: int, global_rank: int, context: object = None) -> None:
+        """See :func:`resume`."""
+        resume(num_workers, num_servers, global_rank, context)
+
+    def size(self) -> int:
+        """See :func:`byteps_py.size`."""
+        return _session.size()
+
+    def local_size(self) -> int:
+        """See :func:`byteps_py.local_size`."""
+        return _session.local_size()
+
+    def rank(self) -> int:
+        """See :func:`byteps_py.rank`."""
+        return _session.rank()
+
+    def local_rank(self) -> int:
+        """See :func:`byteps_py.local_rank`."""
+        return _session.local_rank()
+
+    def get_pushpull_speed(self) -> tuple[int, float]:
+        """See :func:`byteps_py.get_pushpull_speed`."""
+        return _session.get_pushpull_speed()
