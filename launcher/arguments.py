@@ -241,11 +241,7 @@ def _add_ways(parser: argparse.ArgumentParser) -> None:
         help="end the job if it is not complete so long after its first process came (0: wait for ever; "
         "default: BYTEPS_START_TIMEOUT, or 0 if the whole job runs here; see below)",
     )
-    add(
-        "--compat",
-        action="store_true",
-        help="in what the workers run byteps is another name of byteps_py, for scripts that were written for BytePS",
-    )
+    add("--compat", action="store_true", help="byteps means byteps_py to the workers: for scripts for BytePS")
     add("--dry-run", action="store_true", help="print every process as a command for a shell, and start none")
 
 

@@ -19,8 +19,10 @@ __all__ = ()
 def _run() -> int:
     try:
         role = read_role() or Role.SERVER
-    except SettingsError:
-        role = Role.SERVER  # which tells what is wrong with the settings
+    except SettingsError as error:
+        for problem in error.problems:
+            print(f"byteps.server: {problem}", file=sys.stderr)
+        return cli.USAGE
     if role is Role.WORKER:
         raise ImportError(
             "`import byteps.server` runs a server or a scheduler, and DMLC_ROLE=worker says that this process is "
