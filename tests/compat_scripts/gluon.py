@@ -13,6 +13,11 @@ parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--lr", type=float, default=0.05)
 parser.add_argument("--momentum", type=float, default=0.9)
 parser.add_argument("--fp16-pushpull", action="store_true", default=False)
+parser.add_argument("--compressor", type=str, default="")
+parser.add_argument("--onebit-scaling", action="store_true", default=False)
+parser.add_argument("--k", default=1, type=int)
+parser.add_argument("--ef", type=str, default=None)
+parser.add_argument("--compress-momentum", type=str, default=None)
 parser.add_argument("--no-cuda", action="store_true", default=False)
 args = parser.parse_args()
 if not args.no_cuda and mx.context.num_gpus() == 0:
@@ -39,7 +44,14 @@ params = model.collect_params()
 if params is not None:
     bps.broadcast_parameters(params, root_rank=0)
 optimizer_params = {"momentum": args.momentum, "learning_rate": args.lr * num_workers}
-compression_params = {"fp16": True} if args.fp16_pushpull else None
+compression_params = {
+    "compressor": args.compressor,
+    "ef": args.ef,
+    "momentum": args.compress_momentum,
+    "scaling": args.onebit_scaling,
+    "k": args.k,
+    "fp16": args.fp16_pushpull,
+}
 # All by position, as BytePS has them.
 trainer = bps.DistributedTrainer(params, "sgd", optimizer_params, 0, compression_params)
 loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()

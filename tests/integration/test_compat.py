@@ -66,6 +66,15 @@ def test_training_goes_on_from_the_checkpoint_of_the_first_worker(tmp_path: Path
 
 
 @needs_torch
+def test_a_launch_line_of_byteps_starts_a_worker_for_each_device(tmp_path: Path) -> None:
+    environ = {"DMLC_ROLE": "worker", "DMLC_WORKER_ID": "0", "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1"}
+    environ |= {"DMLC_PS_ROOT_URI": "10.0.0.1", "DMLC_PS_ROOT_PORT": "1234", "NVIDIA_VISIBLE_DEVICES": "0,1"}
+    command = [*LAUNCH, sys.executable, str(SCRIPTS / "synthetic_benchmark.py"), "--num-iters", "1"]
+    output = run(command, tmp_path, timeout=100, OMP_NUM_THREADS="1", **environ)
+    assert sorted(re.findall(r"^\[worker \d\] done (\d) (\d)$", output, re.MULTILINE)) == [("0", "2"), ("1", "2")]
+
+
+@needs_torch
 @pytest.mark.parametrize("place", ["PYTHONPATH", "site-packages"])
 def test_a_real_one_is_used(place: str, tmp_path: Path) -> None:
     python, environ = sys.executable, {}
