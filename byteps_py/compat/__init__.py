@@ -10,3 +10,12 @@ somebody imports ``byteps``.  Where there is no other package of that name it is
 BytePS's names that take what they offer from byteps_py, so there is one copy of everything.  See
 ``docs/decisions/0036``.
 """
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["VERSION"]
+
+VERSION: Final = "0.2.5"
+"""The version of BytePS whose names these are, for scripts that ask."""

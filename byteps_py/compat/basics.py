@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
+from typing import Any
 
 import byteps_py
 from byteps_py import session as _session
 from byteps_py.errors import UnsupportedError
 from byteps_py.version import package_version
 
-__all__ = ["VERSION", "BytePSBasics", "init", "missing_plugin", "resume", "suspend"]
+__all__ = ["BytePSBasics", "init", "resume", "suspend"]
 
 _log = logging.getLogger("byteps_py.compat")
-
-VERSION: Final = "0.2.5"
-"""The version of BytePS whose names these are, for scripts that ask."""
 
 
 def init(lazy: bool = True) -> None:
@@ -57,15 +54,6 @@ def _forward(name: str, *arguments: Any) -> None:
             "other numbers"
         )
     function(*arguments)
-
-
-def missing_plugin(module: str, framework: str) -> ImportError:
-    """The error for ``import module``, which in BytePS is a plugin for ``framework``."""
-    return ImportError(
-        f"{module} is not there: byteps_py has no plugin for {framework}; those for PyTorch and MXNet are byteps.torch "
-        "and byteps.mxnet, and byteps_py itself sums NumPy arrays (docs/migrating.md)",
-        name=module,
-    )
 
 
 class BytePSBasics:

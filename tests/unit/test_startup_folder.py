@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from pathlib import Path
 
@@ -32,6 +33,13 @@ def test_it_stands_first_once(before: str | None, after: str) -> None:
 
 def test_it_holds_nothing_else_that_could_be_imported() -> None:
     assert [each for each in os.listdir(FOLDER) if each != "__pycache__"] == ["sitecustomize.py"]
+
+
+def test_any_python_of_today_can_read_it() -> None:
+    """A script may start that of the system, which is often an old one."""
+    source = Path(FOLDER, "sitecustomize.py").read_text(encoding="utf-8")
+    ast.parse(source, feature_version=(3, 6))
+    assert "from __future__" not in source
 
 
 def test_it_lies_in_the_package() -> None:

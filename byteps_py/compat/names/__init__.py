@@ -6,6 +6,6 @@ itself.  They import what they offer from byteps_py, by its own name.
 
 from __future__ import annotations
 
-from byteps_py.compat.basics import VERSION as __version__
+from byteps_py.compat import VERSION as __version__
 
 __all__ = ["__version__"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from byteps_py.compat.basics import missing_plugin
+from byteps_py.compat.absent import missing_plugin
 
 __all__ = ()
 

@@ -1,10 +1,8 @@
 """Python imports this before a program begins, see ``byteps_py/startup_folder.py``.
 
 Every Python comes by here, those of other environments too, so nothing is loaded: byteps_py is looked for when somebody
-asks for ``byteps``, in the path that the program has then.
+asks for ``byteps``, in the path that the program has then.  Nor is anything written here that Python 3.6 cannot read.
 """
-
-from __future__ import annotations
 
 import os
 import sys
@@ -22,17 +20,17 @@ class _Finder:
     """Stands before all other finders, which it asks itself: see ``byteps_py/compat/finder.py``."""
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
         if name != "byteps":
             return None
         try:
             from byteps_py.compat.finder import find
-        except ImportError as error:
+        except (ImportError, SyntaxError) as error:  # the latter from a Python that is too old
             return self._find_without(error)
         return find(self)
 
-    def _find_without(self, error: ImportError) -> ModuleSpec:
+    def _find_without(self, error: Exception) -> "ModuleSpec":
         """This Python has no byteps_py. It may have a byteps."""
         for each in sys.meta_path:
             found = None if each is self else each.find_spec("byteps", None)

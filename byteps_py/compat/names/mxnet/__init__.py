@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from byteps_py.compat.basics import VERSION as __version__
+from byteps_py.compat import VERSION as __version__
 from byteps_py.compat.basics import init, resume, suspend
 from byteps_py.mxnet import (
     Compression,
