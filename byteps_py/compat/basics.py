@@ -10,7 +10,7 @@ from byteps_py import session as _session
 from byteps_py.errors import UnsupportedError
 from byteps_py.version import package_version
 
-__all__ = ["BytePSBasics", "init", "resume", "suspend"]
+__all__ = ["BytePSBasics", "forward", "init", "resume", "suspend"]
 
 _log = logging.getLogger("byteps_py.compat")
 
@@ -33,7 +33,7 @@ def suspend() -> None:
     Raises:
         UnsupportedError: this byteps_py has none.
     """
-    _forward("suspend")
+    forward(byteps_py, "suspend")
 
 
 def resume(num_workers: int, num_servers: int, global_rank: int, context: object = None) -> None:
@@ -43,11 +43,16 @@ def resume(num_workers: int, num_servers: int, global_rank: int, context: object
         UnsupportedError: this byteps_py has none.
     """
     del context
-    _forward("resume", num_workers, num_servers, global_rank)
+    forward(byteps_py, "resume", num_workers, num_servers, global_rank)
 
 
-def _forward(name: str, *arguments: Any) -> None:
-    function = getattr(byteps_py, name, None)
+def forward(home: Any, name: str, *arguments: Any) -> None:
+    """Call a function that ``home`` may have, ``byteps_py`` or a plugin of it.
+
+    Raises:
+        UnsupportedError: it has none of that name.
+    """
+    function = getattr(home, name, None)
     if function is None:
         raise UnsupportedError(
             f"{name}() is not there in byteps_py {package_version()}: save a checkpoint, and start the job anew with "

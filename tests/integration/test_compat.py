@@ -14,7 +14,7 @@ import pytest
 import byteps_py
 from tests.helpers.compat import SCRIPTS
 from tests.helpers.documents import run
-from tests.helpers.jobs import free_port
+from tests.helpers.jobs import free_port, job
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 needs_suspend = pytest.mark.skipif(not hasattr(byteps_py, "suspend"), reason="byteps_py cannot suspend")
@@ -46,13 +46,25 @@ def launched(script: str, folder: Path, *words: str, **environ: str) -> str:
         ("ddp.py", ()),
         ("cross_barrier.py", ()),
         ("cross_barrier.py", ("--optimizer", "Adam", "--fp16-pushpull")),
-        pytest.param("elastic.py", (), marks=needs_suspend),
     ],
 )
 def test_a_script_runs_to_the_end(script: str, words: tuple[str, ...], tmp_path: Path) -> None:
     output = launched(script, tmp_path, *words, BYTEPS_LOG_LEVEL="info")
     told = re.findall(r"\[worker (\d)\] .*byteps resolves to byteps_py \S+$", output, re.MULTILINE)
     assert sorted(told) == ["0", "1"]  # once, by workers only
+
+
+@needs_torch
+@needs_suspend
+def test_a_script_that_suspends_and_resumes(tmp_path: Path) -> None:
+    with job(tmp_path) as made:
+        made.scheduler()
+        made.server()
+        for index in range(2):
+            made.launch(index, "--compat", sys.executable, str(SCRIPTS / "elastic.py"))
+        assert set(made.wait(100).values()) == {0}, made.everything()
+        for index in range(2):
+            assert f"done {index} 2\n" in made.output(f"worker{index}")
 
 
 @needs_torch

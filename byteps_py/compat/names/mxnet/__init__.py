@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from byteps_py.compat import VERSION as __version__
-from byteps_py.compat.basics import init, resume, suspend
+from byteps_py.compat.basics import init, resume
 from byteps_py.mxnet import (
     Compression,
     Compressor,
@@ -26,6 +26,7 @@ from byteps_py.mxnet import (
 )
 
 from . import compression, ops  # under the name of this package, whichever that is
+from .ops import suspend
 
 __all__ = [
     "Compression",
