@@ -40,7 +40,9 @@ def find(asking: object = None) -> ModuleSpec:
 
 def _find_elsewhere(asking: object) -> ModuleSpec | None:
     for each in list(sys.meta_path):
-        found = None if each is asking else each.find_spec("byteps", None)
+        # Finders of old packages may have no such method, and Python passes over them as well.
+        ask = None if each is asking else getattr(each, "find_spec", None)
+        found: ModuleSpec | None = None if ask is None else ask("byteps", None)
         if found is not None and found.origin is not None:
             return found
     return None

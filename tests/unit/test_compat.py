@@ -222,6 +222,13 @@ def test_finders_that_come_later_are_asked_too(package: Path, monkeypatch: pytes
     assert importlib.import_module("byteps").real
 
 
+@pytest.mark.usefixtures("known")
+def test_finders_of_the_old_kind_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    old: Any = SimpleNamespace(find_module=lambda name, path=None: None)
+    monkeypatch.setattr(sys, "meta_path", [sys.meta_path[0], old, *sys.meta_path[1:]])
+    assert finder.find(sys.meta_path[0]).submodule_search_locations == [str(finder.NAMES)]
+
+
 def test_other_names_are_nobodys_business() -> None:
     assert finder.find().submodule_search_locations == [str(finder.NAMES)]
     with byteps_known():

@@ -33,9 +33,10 @@ class _Finder:
     def _find_without(self, error: Exception) -> "ModuleSpec":
         """This Python has no byteps_py. It may have a byteps."""
         for each in sys.meta_path:
-            found = None if each is self else each.find_spec("byteps", None)
+            ask = None if each is self else getattr(each, "find_spec", None)
+            found = None if ask is None else ask("byteps", None)
             if found is not None and found.origin is not None:
-                return found
+                return found  # type: ignore[no-any-return]
         raise ImportError(
             "byteps stands for byteps_py here, as `bpslaunch --compat` or `python -m byteps_py.compat` has asked for, "
             f"but {sys.executable} cannot import that: {error}: install byteps_py there"
