@@ -74,7 +74,7 @@ _STABLE_ABI = not sysconfig.get_config_var("Py_GIL_DISABLED")
 setup(
     # find_packages follows the symlink byteps_py/launcher.
     packages=find_packages(include=["byteps_py", "byteps_py.*"]),
-    package_data={"byteps_py": ["py.typed"], "byteps_py.kernels": ["*.pyi"]},
+    package_data={"byteps_py": ["py.typed"], "byteps_py.kernels": ["*.pyi"], "byteps_py.compat": ["python-path/*.py"]},
     cffi_modules=["csrc/build_kernels.py:ffibuilder"],
     cmdclass={"build_ext": BuildKernels, "editable_wheel": EditableInstallation},
     options={"bdist_wheel": {"py_limited_api": "cp310"}} if _STABLE_ABI else {},

@@ -91,6 +91,7 @@ class Options:
     prefix: bool = True
     log_dir: Path | None = None
     start_timeout: str | None = None
+    compat: bool = False
     dry_run: bool = False
 
 
@@ -201,21 +202,7 @@ def _parser() -> argparse.ArgumentParser:
         help="bind each process to a NUMA node, to the socket of one, to its share of the node's cores, or to cores "
         "that share a cache (default: see BYTEPS_NUMA_ON below)",
     )
-    add("--log-dir", metavar="DIR", type=_folder, help="write the output of each process also to DIR/worker-0.log ...")
-    add(
-        "--no-prefix",
-        dest="prefix",
-        action="store_false",
-        help="pass lines on as they are; a single process then has the terminal for itself",
-    )
-    add(
-        "--start-timeout",
-        metavar="SECONDS",
-        type=_seconds,
-        help="end the job if it is not complete so long after its first process came (0: wait for ever; "
-        "default: BYTEPS_START_TIMEOUT, or 0 if the whole job runs here; see below)",
-    )
-    add("--dry-run", action="store_true", help="print every process as a command for a shell, and start none")
+    _add_ways(parser)
     add(
         "--completion",
         action=_Completion,
@@ -235,6 +222,27 @@ def _add_openmp(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--omp-num-threads", **threads, help="OpenMP threads of each engine thread of a server")
     parser.add_argument("--worker-omp-wait-policy", **policy, help="the same for the workers")
     parser.add_argument("--worker-omp-num-threads", **threads, help="OpenMP threads of each worker")
+
+
+def _add_ways(parser: argparse.ArgumentParser) -> None:
+    """How processes are run and shown."""
+    add = parser.add_argument
+    add("--log-dir", metavar="DIR", type=_folder, help="write the output of each process also to DIR/worker-0.log ...")
+    add(
+        "--no-prefix",
+        dest="prefix",
+        action="store_false",
+        help="pass lines on as they are; a single process then has the terminal for itself",
+    )
+    add(
+        "--start-timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        help="end the job if it is not complete so long after its first process came (0: wait for ever; "
+        "default: BYTEPS_START_TIMEOUT, or 0 if the whole job runs here; see below)",
+    )
+    add("--compat", action="store_true", help="byteps means byteps_py to the workers: for scripts for BytePS")
+    add("--dry-run", action="store_true", help="print every process as a command for a shell, and start none")
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:

@@ -22,6 +22,7 @@ from byteps_py.launcher.topology import Group, Topology, read_topology
 from byteps_py.role import Role
 from byteps_py.settings import inspect, settings_class
 from byteps_py.trace_settings import TraceSettings, prepare_trace
+from byteps_py.startup_folder import with_startup_folder
 
 if TYPE_CHECKING:
     from byteps_py.plan.one_host import Choice
@@ -240,6 +241,8 @@ def _worker(
 ) -> ProcessSpec:
     size = len(binding.workers)
     environment = openmp[index].settle({**common, "DMLC_WORKER_ID": "0", **local_variables(index, size)})
+    if options.compat:
+        environment = with_startup_folder(environment)
     cores = binding.workers[index]
     return ProcessSpec(Role.WORKER, f"worker {index}", options.command, environment, read_stdin=size == 1, cores=cores)
 

@@ -22,6 +22,7 @@ from byteps_py.launcher.topology import read_topology
 from byteps_py.role import Role
 from byteps_py.settings import WorkerSettings, is_distributed, read, settings_class, why_needless
 from byteps_py.trace_settings import prepare_trace
+from byteps_py.startup_folder import with_startup_folder
 
 __all__ = ["plan_workers", "run_role"]
 
@@ -73,7 +74,8 @@ def _unused(options: Options) -> str | None:
     """What only workers have a use for, and why."""
     count = () if options.num_workers is None else ("-n", str(options.num_workers))
     places = () if options.numa_binding in (None, NO_BINDING) else ("--numa-binding", options.numa_binding)
-    about_workers = (*count, *openmp_words(options, Role.WORKER), *places)
+    names = ("--compat",) if options.compat else ()
+    about_workers = (*count, *openmp_words(options, Role.WORKER), *places, *names)
     if not about_workers and not options.command:
         return None
     does = "starts no workers" if about_workers else "runs no command"
@@ -182,6 +184,8 @@ def plan_workers(
             default=OpenMP(num_threads=str(cores)),
         )
         environment = openmp.settle({**common, **local_variables(index, size)})
+        if options.compat:
+            environment = with_startup_folder(environment)
         label = _label(settings, index, place)
         specs.append(ProcessSpec(Role.WORKER, label, options.command, environment, read_stdin=size == 1, cores=bound))
     return tuple(specs)

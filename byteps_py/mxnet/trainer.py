@@ -12,7 +12,7 @@ count as they lie, stale or not, since the script may have written them itself.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import mxnet as mx
 
@@ -28,6 +28,9 @@ from byteps_py.objects import check_root
 from byteps_py.types import Operation
 
 __all__ = ["DistributedTrainer"]
+
+_TUNING: Final = frozenset({"k", "normalize", "partition", "scaling", "seed"})
+"""Names in ``compression_params`` that mean nothing without a compressor. Scripts set them by options with defaults."""
 
 
 class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
@@ -45,7 +48,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
         optimizer: a name, or an optimizer. Of a DistributedOptimizer only the one that it wraps is used.
         optimizer_params: for a name; ``rescale_grad`` is kept.
         root_rank: the worker whose parameters are taken.
-        compression_params: None, or ``{"fp16": True}``: float32 and float64 gradients travel as float16.
+        compression_params: None, or ``{"fp16": True}``: float32 and float64 gradients travel as float16. Of BytePS's
+            others those are taken that ask for nothing: values that are empty, and what only tunes a compressor.
 
     Raises:
         UnsupportedError: a parameter or its gradient is sparse, is on a GPU or on several contexts; or the compression
@@ -177,9 +181,9 @@ def _check_dense(parameter: Any) -> None:
 
 
 def _compressor(parameters: dict[str, Any] | None) -> Compressor:
-    wanted = dict(parameters or {})
+    wanted = {name: value for name, value in (parameters or {}).items() if value}
     fp16 = wanted.pop("fp16", False)
-    if wanted:
+    if wanted.keys() - _TUNING:
         raise UnsupportedError(
             f"compression_params has {', '.join(map(repr, sorted(wanted)))}: gradients are not compressed, except to "
             "float16 by {'fp16': True}"

@@ -178,6 +178,7 @@ class DistributedDataParallel(nn.Module):
         module: on any devices; used, not copied. Parameters keep their place and may not belong to another
             ``DistributedDataParallel``, ``CrossBarrier`` or ``DistributedOptimizer``.
         device_ids: None, or one device (or its CUDA index), where the module must lie already; inputs are moved to it.
+            An index means nothing for a module on the CPU of a machine without CUDA.
         broadcast_buffers: before a forward pass in training mode buffers become those of worker 0, unless it is within
             :meth:`no_sync`, or follows another one with no backward pass in between, which may need them as they are.
         compression: ``Compression.none``, ``.fp16`` or ``.bf16``.
@@ -275,6 +276,8 @@ def _check_device(module: nn.Module, ids: Sequence[int | str | torch.device] | N
             f"device_ids={list(ids)}: a process trains one copy of the module; start one worker per device, "
             "and give each its own"
         )
+    if isinstance(ids[0], int) and not torch.cuda.is_available() and _lies_on_cpu(module):
+        return None  # a script for GPUs that falls back to the CPU
     device = torch.device("cuda", ids[0]) if isinstance(ids[0], int) else torch.device(ids[0])
     first = next((each.device for each in module.parameters()), device)
     if first.type == device.type and None in (first.index, device.index):  # "cuda" is where the module is
@@ -286,6 +289,10 @@ def _check_device(module: nn.Module, ids: Sequence[int | str | torch.device] | N
                 "before the module is wrapped"
             )
     return device
+
+
+def _lies_on_cpu(module: nn.Module) -> bool:
+    return all(each.device.type == "cpu" for each in module.parameters())
 
 
 def _tensors(output: object) -> Iterator[torch.Tensor]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 PACKAGE = "byteps_py"
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "role", "version", "entry"),
+    ("errors", "role", "version", "entry", "startup_folder"),
     ("types",),
     ("variables", "standard_output"),
     ("record_settings", "network_settings", "binding_settings", "trace_settings"),
@@ -36,13 +36,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("env_report",),
     ("doctor",),
     ("cli",),
+    ("compat",),
     ("__main__",),
 )
 """From the bottom up: a module imports from its own part and from lower rows. ``__init__`` is the package itself."""
 
 LAUNCHER_MAY_IMPORT = frozenset(
     {"errors", "role", "variables", "completion", "binding_settings", "trace_settings", "settings", "known_names"}
-    | {"ports", "version", "entry", "plan", "standard_output"}
+    | {"ports", "version", "entry", "plan", "standard_output", "startup_folder"}
 )
 """The launcher stands apart, so that starting processes loads next to nothing; ``plan`` only for ``-s auto``."""
 

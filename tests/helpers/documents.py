@@ -46,12 +46,22 @@ def run(
 
 
 def scripts_after(text: str) -> list[str]:
-    """The scripts in the ``diff`` blocks of a document, with the change made; without it they must be Python too."""
+    """The scripts in the ``diff`` blocks of a document, with the change made."""
+    return [after for _, after in _scripts(text)]
+
+
+def scripts_before(text: str) -> list[str]:
+    """The same scripts as they were."""
+    return [before for before, _ in _scripts(text)]
+
+
+def _scripts(text: str) -> list[tuple[str, str]]:
     found = []
     for block in re.findall(r"^```diff\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         lines = [(each[:1], each[1:]) for each in block.splitlines()]
         assert {sign for sign, _ in lines} <= {"", " ", "-", "+"}, block
         before, after = ("\n".join(line for sign, line in lines if sign != left_out) for left_out in "+-")
-        ast.parse(before)
-        found.append(after)
+        for each in (before, after):
+            ast.parse(each)
+        found.append((before, after))
     return found

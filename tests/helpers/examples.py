@@ -12,9 +12,12 @@ from typing import Any
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def launch(workers: int, servers: int, example: str, *arguments: str, transport: str = "auto") -> dict[str, Any]:
+def launch(
+    workers: int, servers: int, example: str, *arguments: str, transport: str = "auto", compat: bool = False
+) -> dict[str, Any]:
     """Run an example by bpslaunch; returns the object in the last line of worker 0."""
     command = [sys.executable, "-m", "byteps_py.launcher", "-n", str(workers)]
+    command += ["--compat"] if compat else []
     command += ["-s", str(servers)] if servers else []
     command += ["--", sys.executable, str(EXAMPLES / example), "--seed", "1", *arguments]
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "BYTEPS_"))}

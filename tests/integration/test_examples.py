@@ -42,6 +42,14 @@ def test_an_ordinary_script_for_torch_distributed_learns_too() -> None:
     assert result["steps"] == 5 * 44
 
 
+@needs_torch
+def test_a_script_for_byteps_learns_too() -> None:
+    result, again = (launch(2, servers, "byteps_digits.py", "--epochs", "3", compat=True) for servers in (1, 2))
+    assert result["accuracy"] >= 0.9
+    assert result["steps"] == 3 * 44
+    assert result["params_sha256"] == again["params_sha256"]
+
+
 @pytest.mark.parametrize("example", BOTH)
 def test_a_resumed_run_ends_with_the_same_parameters(example: str, tmp_path: Path) -> None:
     whole = launch(2, 1, example, "--epochs", "2")

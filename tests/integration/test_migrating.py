@@ -11,7 +11,7 @@ import pytest
 
 from byteps_py.known_names import READ
 from byteps_py.launcher import arguments
-from tests.helpers.documents import run, scripts_after
+from tests.helpers.documents import run, scripts_after, scripts_before
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "migrating.md").read_text(encoding="utf-8")
 SCRIPTS = scripts_after(DOCUMENT)
@@ -54,6 +54,26 @@ def test_the_scripts_train_one_model_on_all_workers(tmp_path: Path) -> None:
     output = run(shlex.split(f"bpslaunch -n 2 -s 1 -- python each.py {gloo}"), tmp_path, timeout=60)
     first, second = re.findall(r"^\[worker \d\] models (.*)", output, re.MULTILINE)
     assert first == second
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_the_scripts_for_byteps_train_the_same_model_without_an_edit(tmp_path: Path) -> None:
+    """Only the random inputs must be the same."""
+    (tmp_path / "each.py").write_text(EACH, encoding="utf-8")
+    names = []
+    seed = "import torch\ntorch.manual_seed(5)\n"
+    for number, script in enumerate(scripts_before(DOCUMENT)):
+        if "import byteps.torch" in script:
+            names += [f"{number}-before.py", f"{number}-after.py"]
+            (tmp_path / names[-2]).write_text(seed + script, encoding="utf-8")
+            (tmp_path / names[-1]).write_text(seed + SCRIPTS[number], encoding="utf-8")
+    assert len(names) == 4
+    output = run(shlex.split("bpslaunch --compat -n 2 -s 1 -- python each.py") + names, tmp_path, timeout=90)
+    found = re.findall(r"^\[worker \d\] models (.*)", output, re.MULTILINE)
+    first, second, third, fourth = found[0].split()
+    assert found == [found[0]] * 2, output
+    assert first == second != third == fourth
 
 
 def test_every_launch_is_understood() -> None:

@@ -157,10 +157,11 @@ def test_reduced_gradients_can_be_changed_before_the_update():
     assert_equal(run_workers(2, body), train(net, whole, make_batches(2), step=clip_whole))
 
 
-def test_fp16_on_the_wire():
+@pytest.mark.parametrize("others", [{}, {"compressor": "", "ef": None, "momentum": "", "scaling": True, "k": 1}])
+def test_fp16_on_the_wire(others):
     def body(session):
         net = make_net()
-        trainer = bps.DistributedTrainer(net.collect_params(), "sgd", compression_params={"fp16": True})
+        trainer = bps.DistributedTrainer(net.collect_params(), "sgd", compression_params={"fp16": True, **others})
         result = train(net, trainer, make_batches(2), session)
         return result, {each.name: each.dtype.label for each in session.specs}
 

@@ -159,6 +159,11 @@ WRONG = {
         UnsupportedError,
         "compression_params has 'compressor': gradients are not compressed, except to float16",
     ),
+    "trainer: what belongs to compression": (
+        trainer(lambda: [parameter()], compression_params={"compressor": "", "ef": "vanilla", "k": 1}),
+        UnsupportedError,
+        "compression_params has 'ef', 'k': gradients are not compressed, except to float16",
+    ),
     "trainer: sparse gradient": (
         trainer(lambda: [parameter(grad_stype="row_sparse")]),
         UnsupportedError,

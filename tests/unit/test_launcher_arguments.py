@@ -39,6 +39,7 @@ USAGE = "usage: bpslaunch [options] [--] COMMAND ..."
         (["--log-dir=a=b", "true"], Options(("true",), log_dir=Path("a=b"))),
         (["--start-timeout", "0.5", "true"], Options(("true",), start_timeout="0.5")),
         (["--dry-run", "true"], Options(("true",), dry_run=True)),
+        (["--compat", "-n", "2", "true"], Options(("true",), num_workers=2, compat=True)),
         (["--numa-binding", "Core-Complex", "true"], Options(("true",), numa_binding="core-complex")),
         (["-n", "2"], Options(num_workers=2)),
         ([], Options()),

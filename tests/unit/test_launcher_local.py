@@ -10,6 +10,7 @@ from byteps_py.launcher.local import Draw, Machine, Plan, plan_job
 from byteps_py.launcher.processes import module_command
 from byteps_py.launcher.topology import flat
 from byteps_py.settings import ServerSettings, WorkerSettings, read
+from byteps_py.startup_folder import FOLDER
 from byteps_py.types import Role
 
 MACHINE = Machine(flat(range(8)), devices=0)
@@ -64,6 +65,14 @@ def test_the_environment_of_a_worker() -> None:
         "OMP_NUM_THREADS": "2",
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def test_workers_alone_get_the_folder_of_the_name_byteps() -> None:
+    made = plan(2, 1, {"PYTHONPATH": "/a"}, compat=True)
+    found = {spec.label: spec.environment["PYTHONPATH"] for spec in made.specs}
+    both = f"{FOLDER}:/a"
+    assert found == {"scheduler": "/a", "server 0": "/a", "worker 0": both, "worker 1": both}
+    assert environment(plan(1, compat=True), "worker 0")["PYTHONPATH"] == FOLDER
 
 
 def test_the_settings_of_each_role_accept_it() -> None:

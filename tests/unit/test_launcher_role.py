@@ -19,6 +19,7 @@ from byteps_py.launcher.processes import ProcessSpec, module_command
 from byteps_py.launcher.role import plan_workers, run_role
 from byteps_py.launcher.topology import flat
 from byteps_py.settings import WorkerSettings, read
+from byteps_py.startup_folder import FOLDER
 from byteps_py.types import Role
 
 JOB = {
@@ -57,6 +58,12 @@ def test_each_local_worker_has_its_own_rank() -> None:
             "OMP_NUM_THREADS": "2",
             "PYTHONUNBUFFERED": "1",
         }
+
+
+def test_workers_get_the_folder_of_the_name_byteps() -> None:
+    options = dataclasses.replace(OPTIONS, compat=True)
+    specs = plan_workers(options, JOB, settings(BYTEPS_LOCAL_SIZE="2"), bind({}, None, flat({0}), 2), launch_id="9a")
+    assert [spec.environment["PYTHONPATH"] for spec in specs] == [FOLDER, FOLDER]
 
 
 @pytest.mark.parametrize(
@@ -288,6 +295,7 @@ def test_workers_whose_machine_has_no_number_have_logs_of_their_own(launched: li
             Options(worker_omp_wait_policy="active", worker_omp_num_threads=3),
             "starts no workers, so this is not used: --worker-omp-wait-policy active --worker-omp-num-threads 3",
         ),
+        (Options(compat=True), "starts no workers, so this is not used: --compat"),
         (Options(), None),
     ],
 )

@@ -481,6 +481,22 @@ def test_a_device_without_an_index_is_where_the_module_is(kind, ids, make) -> No
     assert run_workers(1, body) == [kind]
 
 
+@pytest.mark.parametrize("cuda", [False, True])
+def test_an_index_means_nothing_where_there_is_no_cuda(cuda, monkeypatch) -> None:
+    """Scripts for GPUs name one always, also where they fall back to the CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+
+    def body(session):
+        inner = nn.Linear(2, 2).requires_grad_(False)
+        if cuda:
+            with pytest.raises(ValueError, match=r"'weight' is on cpu: call module.to\('cuda:3'\)"):
+                DDP(inner, device_ids=[3])
+            return None
+        return DDP(inner, device_ids=[3])(torch.ones(1, 2)).device.type
+
+    assert run_workers(1, body) == [None if cuda else "cpu"]
+
+
 def test_tied_weights_are_averaged_once() -> None:
     class Tied(nn.Module):
         def __init__(self):
@@ -516,7 +532,7 @@ class TestWrongUse:
         ("make", "error", "words"),
         [
             (lambda m: DDP(m, device_ids=[0, 1]), ValueError, r"device_ids=\[0, 1\].* one worker per device"),
-            (lambda m: DDP(m, device_ids=[0]), ValueError, r"'0.weight' is on cpu: call module.to\('cuda:0'\)"),
+            (lambda m: DDP(m, device_ids=["cuda:0"]), ValueError, r"'0.weight' is on cpu: call module.to\('cuda:0'\)"),
             (
                 lambda _: DDP(nn.ParameterList([torch.zeros(2, dtype=torch.complex64)])),
                 UnsupportedError,

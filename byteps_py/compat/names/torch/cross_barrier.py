@@ -1,0 +1,57 @@
+"""``byteps.torch.cross_barrier``, which in BytePS has what scripts need of ``byteps.torch`` too."""
+
+from __future__ import annotations
+
+from byteps_py.compat.basics import init, resume, suspend
+from byteps_py.torch.cross_barrier import (
+    Compression,
+    CrossBarrier,
+    CrossBarrierOptimizer,
+    DistributedOptimizer,
+    barrier,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    byteps_push_pull,
+    declare,
+    is_initialized,
+    local_rank,
+    local_size,
+    poll,
+    push_pull,
+    push_pull_async,
+    push_pull_async_inplace,
+    push_pull_inplace,
+    rank,
+    shutdown,
+    size,
+    synchronize,
+)
+
+__all__ = [
+    "Compression",
+    "CrossBarrier",
+    "CrossBarrierOptimizer",
+    "DistributedOptimizer",
+    "barrier",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "byteps_push_pull",
+    "declare",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "poll",
+    "push_pull",
+    "push_pull_async",
+    "push_pull_async_inplace",
+    "push_pull_inplace",
+    "rank",
+    "resume",
+    "shutdown",
+    "size",
+    "suspend",
+    "synchronize",
+]

@@ -1,0 +1,7 @@
+"""``byteps.torch.parallel``."""
+
+from __future__ import annotations
+
+from byteps_py.torch.parallel import DistributedDataParallel
+
+__all__ = ["DistributedDataParallel"]
