@@ -18,6 +18,7 @@ from byteps_py.core.pipeline import Pipeline, Start
 from byteps_py.core.window import Window
 from byteps_py.errors import AgreementError, BytePSError, ParticipantLeft, RemoteProtocolError
 from byteps_py.kernels import Kernels
+from byteps_py.roles.asynchrony import Asynchrony
 from byteps_py.roles.copy_out import CopyOut
 from byteps_py.roles.engine import Engine
 from byteps_py.roles.envelope import Complaints, Envelope, is_bundle, open_bundle, open_frames
@@ -63,6 +64,7 @@ class Exchange:
         neighbours: workers of this node to sum with; None: there are none.
         engine: sums for them.
         speed: told of what is complete.
+        asynchrony: told of what is stale; None in a job that knows no such thing.
 
     Attributes:
         received: data messages so far.
@@ -87,6 +89,7 @@ class Exchange:
         speed: SpeedRecord | None = None,
         neighbours: Neighbours | None = None,
         engine: Engine | None = None,
+        asynchrony: Asynchrony | None = None,
     ) -> None:
         self.received = 0
         self.outbox = Outbox(endpoint)
@@ -107,6 +110,7 @@ class Exchange:
         if neighbours is not None and engine is not None:
             out = CopyOut(kernels, settings.omp_num_threads or 1, lock, None)
             self.node = make_node(endpoint, neighbours, welcome, self._envelope, engine, out, self._send, window, times)
+        self._asynchrony = asynchrony or Asynchrony()
         self._operations: dict[int, TensorOperation] = {}
         self.link: LinkSpeed | None = None
         if settings.partition_bytes is None:
@@ -144,8 +148,10 @@ class Exchange:
         """Start an operation on a tensor that has been placed."""
         placement = operation.tensor.placement
         assert placement is not None
-        error = None if self.node is None else self.node.departure(operation.tensor)
-        if error is not None:
+        error: BytePSError | None = self._asynchrony.objection(operation.operation)
+        if error is not None or (
+            self.node is not None and (error := self.node.departure(operation.tensor)) is not None
+        ):
             operation.pending.fail(error)
             return
         self._last_id += 1
@@ -346,6 +352,7 @@ class Exchange:
         if not copied or operation.failure is not None:  # while the lock was let go
             return
         operation.absent = operation.absent and absent
+        self._asynchrony.answered(operation, header)
         operation.progressed = now
         operation.waits_for.pop(header.key, None)
         self._pieces.finished(operation, header.key)

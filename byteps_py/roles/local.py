@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from byteps_py.roles.asynchrony import Asynchrony
 from byteps_py.roles.pending import Pending
 from byteps_py.roles.tensors import check_spec, check_unchanged, new_array
 from byteps_py.telemetry.metrics import SpeedRecord
@@ -24,6 +25,7 @@ class LocalWorker:
 
     def __init__(self) -> None:
         self.speed = SpeedRecord(time.monotonic())
+        self.asynchrony = Asynchrony()
         self._specs: dict[str, TensorSpec] = {}
 
     def declare(self, specs: Sequence[TensorSpec]) -> None:
@@ -53,8 +55,15 @@ class LocalWorker:
         priority: int = 0,
         step: int = 0,
     ) -> Pending:
-        """The sum, the average and the broadcast of one contribution are the contribution."""
-        del operation, root, priority, step
+        """The sum, the average and the broadcast of one contribution are the contribution.
+
+        Raises:
+            UnsupportedError: the operation is one of asynchronous training: there is no server to hold the tensor.
+        """
+        del root, priority, step
+        objection = self.asynchrony.objection(operation)
+        if objection is not None:
+            raise objection
         self.declare([spec])
         pending = Pending(spec, output)
         if source is None:
