@@ -150,7 +150,8 @@ class Session:
 
         Raises:
             AgreementError: the name has another dtype, shape or group in this process.
-            UnsupportedError: the name or the shape is impossible.
+            UnsupportedError: the name or the shape is impossible; or it is a SEED or a DIFFERENCE, and the job is not
+                asynchronous.
             TypeError: ``root``, ``priority`` or ``step`` is no whole number.
             ValueError: there is no worker ``root`` (in the group), ``step`` is no number from 0 to 2**64 - 1, or this
                 process has not formed the group.
@@ -160,6 +161,8 @@ class Session:
             operation = Operation(operation)
         if not type(root) is type(priority) is type(step) is int:
             root, priority, step = operator.index(root), operator.index(priority), operator.index(step)
+        if operation > Operation.BROADCAST and (objection := self._worker.asynchrony.objection(operation)) is not None:
+            raise objection
         if not 0 <= root < self.size:
             raise ValueError(f"root {root} is not a worker: ranks are 0 to {self.size - 1}")
         if not 0 <= step <= _LAST_STEP:

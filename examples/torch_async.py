@@ -3,9 +3,9 @@
     BYTEPS_ENABLE_ASYNC=1 bpslaunch -n 2 -s 1 -- python examples/torch_async.py --slowdown 3
 
 The last worker computes so many times as long as it needs.  Without BYTEPS_ENABLE_ASYNC=1 the same script trains
-synchronously: every step takes as long as the slowest worker.  Each worker draws its batches from all training images, in
-an order of its own, and stops when it finds the accuracy on held-out images high enough.  The last line that worker 0
-prints is a JSON object; the others print nothing.
+synchronously: every step takes as long as the slowest worker.  Each worker draws its batches from all training images,
+in an order of its own, and stops when it finds the accuracy on held-out images high enough.  The last line that worker
+0 prints is a JSON object; the others print nothing.
 """
 
 from __future__ import annotations

@@ -200,9 +200,8 @@ class Roster:
         other = next(iter(self), None)  # all who are here agree
         apart = None if other is None else trains_otherwise(other.register, register)
         if other is not None and apart is not None:
-            name, ours, theirs = apart
-            both = f"{ours} on {other.describe()} and {theirs} on {member.describe()}"
-            return Problem(f"{name} is {both}: set the same value on servers and workers", for_all=True)
+            text = f"{apart[0]} is {apart[1]} on {other.describe()} and {apart[2]} on {member.describe()}"
+            return Problem(f"{text}: set the same value on servers and workers", for_all=True)
         worker = next((any_of(node) for node in self._nodes.values()), None)
         if worker is not None and register.role is Role.WORKER:
             where = f"on {worker.describe()}"

@@ -94,7 +94,7 @@ class Exchange:
         self.received = 0
         self.outbox = Outbox(endpoint)
         self._speed = SpeedRecord(now) if speed is None else speed
-        self._welcome = welcome
+        self._asynchrony = asynchrony or Asynchrony()
         self._envelope = Envelope(welcome.rank, welcome.job, incarnation, welcome.epoch)
         self._times = times
         self._pieces = Pieces(endpoint, kernels, settings.omp_num_threads or 1)
@@ -110,7 +110,6 @@ class Exchange:
         if neighbours is not None and engine is not None:
             out = CopyOut(kernels, settings.omp_num_threads or 1, lock, None)
             self.node = make_node(endpoint, neighbours, welcome, self._envelope, engine, out, self._send, window, times)
-        self._asynchrony = asynchrony or Asynchrony()
         self._operations: dict[int, TensorOperation] = {}
         self.link: LinkSpeed | None = None
         if settings.partition_bytes is None:
@@ -148,10 +147,8 @@ class Exchange:
         """Start an operation on a tensor that has been placed."""
         placement = operation.tensor.placement
         assert placement is not None
-        error: BytePSError | None = self._asynchrony.objection(operation.operation)
-        if error is not None or (
-            self.node is not None and (error := self.node.departure(operation.tensor)) is not None
-        ):
+        error = None if self.node is None else self.node.departure(operation.tensor)
+        if error is not None:
             operation.pending.fail(error)
             return
         self._last_id += 1

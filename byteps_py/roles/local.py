@@ -55,15 +55,8 @@ class LocalWorker:
         priority: int = 0,
         step: int = 0,
     ) -> Pending:
-        """The sum, the average and the broadcast of one contribution are the contribution.
-
-        Raises:
-            UnsupportedError: the operation is one of asynchronous training: there is no server to hold the tensor.
-        """
-        del root, priority, step
-        objection = self.asynchrony.objection(operation)
-        if objection is not None:
-            raise objection
+        """The sum, the average and the broadcast of one contribution are the contribution."""
+        del operation, root, priority, step
         self.declare([spec])
         pending = Pending(spec, output)
         if source is None:

@@ -190,8 +190,7 @@ class AsynchronousOptimizer(SynchronizedOptimizer):
     def synchronize(self) -> None:
         """Nothing: gradients may be clipped or unscaled at any time before :meth:`step`, as they are nobody else's."""
 
-    @contextlib.contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
+    def skip_synchronize(self) -> NoReturn:  # type: ignore[override]
         """
         Raises:
             UnsupportedError: always, as in BytePS: there is no synchronize() that a step could go without.
@@ -200,7 +199,6 @@ class AsynchronousOptimizer(SynchronizedOptimizer):
             "skip_synchronize(): with BYTEPS_ENABLE_ASYNC=1 no gradients are synchronized; change them as you like, "
             "and call step() alone"
         )
-        yield
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Nothing but a check: the backward passes between two steps add up as without byteps_py.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +27,9 @@ for step in range(50):
     for spec in specs:
         before = store
         store = session.submit(spec, np.full(spec.shape, 1 << 8 * bps.rank()), None, Operation.DIFFERENCE).wait()
-        added = int(store[0]) - 1000
-        assert (store == store[0]).all(), 'a result was changed while it was read'
-        assert added >> 8 * bps.rank() & 255 == step + 1, (step, added)
+        # Partitions are stores of their own, so others may have been added to one and not yet to another.
+        assert ((store - 1000) >> 8 * bps.rank() & 255 == step + 1).all(), (step, store)
+        assert (store >= before).all(), (step, before, store)
 bps.barrier()
 for spec in specs:
     store = session.submit(spec, None, None, Operation.DIFFERENCE).wait()
@@ -120,13 +121,12 @@ from byteps_py.session import current
 from byteps_py.types import DType, Operation, TensorSpec
 session = current()
 bps.push_pull(np.ones(4, np.float32), name='summed')
-held = TensorSpec('held', DType.FLOAT32, (4,))
+summed, held, new = [TensorSpec(name, DType.FLOAT32, (4,)) for name in ('summed', 'held', 'new')]
 session.submit(held, np.ones(4, np.float32), None, Operation.SEED).wait()
 for call in (
-    lambda: session.submit(TensorSpec('summed', DType.FLOAT32, (4,)), np.ones(4, np.float32), None, Operation.SEED).wait(),
+    lambda: session.submit(summed, np.ones(4, np.float32), None, Operation.SEED).wait(),
     lambda: bps.push_pull(np.ones(4, np.float32), name='held'),
-    lambda: session.submit(TensorSpec('new', DType.FLOAT32, (4,)), np.ones(4, np.float32), None,
-                           Operation.DIFFERENCE).wait(),
+    lambda: session.submit(new, np.ones(4, np.float32), None, Operation.DIFFERENCE).wait(),
 ):
     try:
         call()
@@ -142,9 +142,9 @@ def test_operations_that_do_not_go_together_are_told_apart(tmp_path: Path) -> No
         assert set(made.wait(60).values()) == {0}, made.everything()
         for rank in range(2):
             said = made.output(f"worker{rank}")
-            assert "tensor 'summed': worker" in said and "a name of their own" in said
-            assert "tensor 'held': worker" in said and "since its SEED" in said
-            assert "tensor 'new': worker" in said and "the first operation on them is a SEED" in said
+            assert re.search("tensor 'summed': worker .* a name of their own", said), said
+            assert re.search("tensor 'held': worker .* since its SEED", said), said
+            assert re.search("tensor 'new': worker .* the first operation on them is a SEED", said), said
 
 
 REFUSED = """
@@ -189,7 +189,7 @@ def test_processes_that_train_otherwise_are_told_so_by_name(
         made.wait_for("scheduler", text)
         statuses = made.wait(60)
         assert statuses["worker0"] == 2, made.everything()
-        assert "(pid " in made.output("worker0") and text in made.output("worker0")
+        assert re.search(rf"{text}.* on .*\(pid .* and .* on .*\(pid ", made.output("worker0")), made.everything()
 
 
 BITS = """
