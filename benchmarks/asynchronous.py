@@ -2,11 +2,11 @@
 
     python -m benchmarks.asynchronous [--rounds 5] [--slowdown 3] [--json FILE]
 
-Jobs of `examples/torch_async.py`, synchronous and asynchronous, go in turn, one after the other.  What is compared is the
-wall time from the first step until worker 0, the faster one, finds 95 % of the held-out digits right; the figure is the
-median, over the rounds, of the time of the asynchronous job over that of the synchronous one before or after it.  Both
-kinds have the learning rate with which a picture counts alike: a synchronous step is by the mean over both workers, and
-its rate is twice that of the steps that each worker makes by itself.  Each round has a seed of its own.
+Jobs of `examples/torch_async.py`, synchronous and asynchronous, go in turn, one after the other.  What is compared is
+the wall time from the first step until worker 0, the faster one, finds 95 % of the held-out digits right; the figure is
+the median, over the rounds, of the time of the asynchronous job over that of the synchronous one before or after it.
+Both kinds have the learning rate with which a picture counts alike: a synchronous step is by the mean over both
+workers, and its rate is twice that of the steps that each worker makes by itself.  Each round has a seed of its own.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ class AsynchronousOptimizer(SynchronizedOptimizer):
     def synchronize(self) -> None:
         """Nothing: gradients may be clipped or unscaled at any time before :meth:`step`, as they are nobody else's."""
 
-    def skip_synchronize(self) -> NoReturn:  # type: ignore[override]
+    def skip_synchronize(self) -> NoReturn:
         """
         Raises:
             UnsupportedError: always, as in BytePS: there is no synchronize() that a step could go without.
@@ -326,9 +326,8 @@ def DistributedOptimizer(
     owner = f"a DistributedOptimizer of class {type(optimizer).__name__}"
     groups = optimizer.param_groups
     if _session.current().is_asynchronous:
-        _check_asynchronous(compression, backward_passes_per_step)
-        become(optimizer, AsynchronousOptimizer, _parameters=ParameterExchange(groups, named_parameters, owner))
-        return cast(SynchronizedOptimizer, optimizer)
+        check_passes(backward_passes_per_step)
+        return _become_asynchronous(optimizer, named_parameters, compression, owner)
     exchange = GradientExchange(groups, named_parameters, compression, backward_passes_per_step, arena, owner)
     become(optimizer, SynchronizedOptimizer, _exchange=exchange, _step_synchronizes=True, _synchronized_by_scaler=False)
     return cast(SynchronizedOptimizer, optimizer)
@@ -369,10 +368,17 @@ def _check(optimizer: object, nccl: bool) -> None:
         )
 
 
-def _check_asynchronous(compression: Compressor, passes: int) -> None:
+def _become_asynchronous(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
+    compression: Compressor,
+    owner: str,
+) -> AsynchronousOptimizer:
     if compression is not Compression.none:
         raise UnsupportedError(
             "compression of gradients: with BYTEPS_ENABLE_ASYNC=1 none travel, but differences of parameters, which "
             "are too small for 16 bits; leave it out"
         )
-    check_passes(passes)
+    parameters = ParameterExchange(optimizer.param_groups, named_parameters, owner)
+    become(optimizer, AsynchronousOptimizer, _parameters=parameters)
+    return cast(AsynchronousOptimizer, optimizer)

@@ -27,7 +27,8 @@ def test_each_reason_speaks_of_names_that_are_read() -> None:
     [
         (
             {"BYTEPS_SERVER_ENABLE_SCHEDULE": "1"},
-            "BYTEPS_SERVER_ENABLE_SCHEDULE=1 has no effect here: a round is summed as soon as its last contribution is there",
+            "BYTEPS_SERVER_ENABLE_SCHEDULE=1 has no effect here: a round is summed as soon as its last contribution is "
+            "there",
         ),
         (
             {"PS_HEARTBEAT_TIMEOUT": " 60 "},
@@ -83,7 +84,8 @@ def test_what_asks_for_nothing_is_no_news(name: str, value: str) -> None:
         ("PS_VERBOS", "; did you mean PS_VERBOSE?"),
         (
             "BYTEPS_SERVER_ENABLE_SCHEDUL",
-            "; BYTEPS_SERVER_ENABLE_SCHEDULE has no effect here either: a round is summed as soon as its last contribution is there",
+            "; BYTEPS_SERVER_ENABLE_SCHEDULE has no effect here either: a round is summed as soon as its last "
+            "contribution is there",
         ),
         ("BYTEPS_FAVOURITE_COLOUR", ""),
         ("DMLC_", ""),
