@@ -23,13 +23,14 @@ for spec in specs:
     own = np.full(spec.shape, 1000 + bps.rank())
     store = session.submit(spec, own, None, Operation.SEED).wait()
     assert (store == 1000).all(), store
+seen = {spec.name: 1000 for spec in specs}
 for step in range(50):
     for spec in specs:
-        before = store
         store = session.submit(spec, np.full(spec.shape, 1 << 8 * bps.rank()), None, Operation.DIFFERENCE).wait()
         # Partitions are stores of their own, so others may have been added to one and not yet to another.
         assert ((store - 1000) >> 8 * bps.rank() & 255 == step + 1).all(), (step, store)
-        assert (store >= before).all(), (step, before, store)
+        assert (store >= seen[spec.name]).all(), (step, seen, store)
+        seen[spec.name] = store
 bps.barrier()
 for spec in specs:
     store = session.submit(spec, None, None, Operation.DIFFERENCE).wait()
@@ -264,6 +265,112 @@ def test_torch_begins_with_the_parameters_of_worker_0(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     with running(tmp_path, SEEDS, **ASYNC) as made:
         assert set(made.wait(60).values()) == {0}, made.everything()
+
+
+USES = """
+import torch
+import byteps_py.torch as bps
+from byteps_py.torch.cross_barrier import CrossBarrier
+from byteps_py.torch.parallel import DistributedDataParallel
+from torch import nn
+
+def refused(call, text):
+    try:
+        call()
+    except bps_errors as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f'{text}: was not refused')
+
+bps_errors = (TypeError, ValueError)
+def fresh(kind=torch.optim.SGD, **options):
+    model = nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(8.0)
+    return model, kind(model.parameters(), **options)
+
+model, optimizer = fresh(lr=1.0)
+refused(lambda: CrossBarrier(model, optimizer), 'CrossBarrier averages gradients')
+refused(lambda: DistributedDataParallel(model), 'DistributedDataParallel averages gradients')
+refused(lambda: bps.DistributedOptimizer(optimizer, compression=bps.Compression.fp16), 'too small for 16 bits')
+refused(lambda: bps.DistributedOptimizer(optimizer, backward_passes_per_step=0), 'at least 1')
+
+# Two backward passes add up; clipping needs no synchronize(); a scheduler finds its step.
+optimizer = bps.DistributedOptimizer(optimizer, model.named_parameters(), backward_passes_per_step=2)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+refused(optimizer.skip_synchronize, 'no gradients are synchronized')
+refused(lambda: optimizer.set_backward_passes_per_step(0), 'at least 1')
+for _ in range(2):
+    model(torch.ones(1, 2)).sum().backward()
+optimizer.synchronize()
+nn.utils.clip_grad_value_(model.parameters(), 1.5)
+optimizer.step()
+scheduler.step()
+optimizer.zero_grad()
+assert optimizer.param_groups[0]['lr'] == 0.1
+bps.barrier()
+optimizer.step()
+assert torch.equal(model.weight, torch.full((1, 2), 8.0 - 2 * 1.5)), model.weight
+
+# A group that all add later begins as on worker 0.
+late = nn.Parameter(torch.full((3,), 4.0 + bps.rank()))
+optimizer.add_param_group({'params': [late], 'lr': 1.0})
+optimizer.step()
+assert torch.equal(late, torch.full((3,), 4.0)), late
+
+# A closure is evaluated as often as the own class wants, and a scaler leaves out one worker's step alone.
+model, optimizer = fresh(torch.optim.LBFGS, lr=0.5, max_iter=3)
+optimizer = bps.DistributedOptimizer(optimizer)
+def closure():
+    optimizer.zero_grad()
+    loss = (model.weight ** 2).sum()
+    loss.backward()
+    return loss
+assert optimizer.step(closure).item() == 128.0
+bps.barrier()
+optimizer.zero_grad()
+
+model, optimizer = fresh(lr=1.0)
+optimizer = bps.DistributedOptimizer(optimizer)
+scaler = torch.amp.GradScaler('cpu', init_scale=4.0)
+for step in range(2):
+    optimizer.zero_grad()
+    factor = float('inf') if (step, bps.rank()) == (1, 0) else 1.0
+    scaler.scale(model(torch.ones(1, 2)).sum() * factor).backward()
+    scaler.step(optimizer)
+    scaler.update()
+bps.barrier()
+optimizer.zero_grad()
+optimizer.step()
+assert torch.equal(model.weight, torch.full((1, 2), 8.0 - 2 - 1)), model.weight
+
+# Of two optimizers of one model the later one counts.
+first = bps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+second = bps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+try:
+    first.step()
+except BytePSError as error:
+    assert 'made later' in str(error)
+else:
+    raise AssertionError('was not refused')
+second.step()
+
+half = nn.Parameter(torch.full((5,), 2.0, dtype=torch.bfloat16))
+optimizer = bps.DistributedOptimizer(torch.optim.SGD([half], lr=1.0))
+half.grad = torch.ones_like(half)
+optimizer.step()
+bps.barrier()
+half.grad = None
+optimizer.step()
+assert torch.equal(half, torch.zeros_like(half)), half
+print('done')
+"""
+
+
+def test_torch_optimizers_of_all_kinds(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    with running(tmp_path, "from byteps_py.errors import BytePSError\n" + USES, servers=2, **ASYNC) as made:
+        assert set(made.wait(100).values()) == {0}, made.everything()
 
 
 def test_the_example_learns_with_a_worker_that_is_slower(tmp_path: Path) -> None:

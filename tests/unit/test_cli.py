@@ -127,10 +127,7 @@ def test_a_role_tells_what_has_no_effect(monkeypatch: pytest.MonkeyPatch, caplog
     monkeypatch.setattr(scheduler, "run", lambda settings: 0)
     monkeypatch.setattr(logging.getLogger("byteps_py"), "propagate", True)
     assert cli.main(["scheduler"]) == 0
-    assert (
-        "BYTEPS_SERVER_ENABLE_SCHEDULE=1 has no effect here: a round is summed as soon as its last contribution is there"
-        in caplog.text
-    )
+    assert "BYTEPS_SERVER_ENABLE_SCHEDULE=1 has no effect here: a round is summed as soon as" in caplog.text
     caplog.clear()
     monkeypatch.setenv("BYTEPS_LAUNCH_ID", "9a")
     assert cli.main(["scheduler"]) == 0
