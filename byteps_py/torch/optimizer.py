@@ -322,11 +322,10 @@ def DistributedOptimizer(
             takes sparse gradients only, or compression was asked for in asynchronous training.
         NotInitializedError: ``init()`` has not been called.
     """
-    _check(optimizer, nccl)
+    _check(optimizer, nccl, backward_passes_per_step)
     owner = f"a DistributedOptimizer of class {type(optimizer).__name__}"
     groups = optimizer.param_groups
     if _session.current().is_asynchronous:
-        check_passes(backward_passes_per_step)
         return _become_asynchronous(optimizer, named_parameters, compression, owner)
     exchange = GradientExchange(groups, named_parameters, compression, backward_passes_per_step, arena, owner)
     become(optimizer, SynchronizedOptimizer, _exchange=exchange, _step_synchronizes=True, _synchronized_by_scaler=False)
@@ -341,7 +340,8 @@ def become(optimizer: torch.optim.Optimizer, gained: type[torch.optim.Optimizer]
     optimizer.__class__ = type(own.__name__, (gained, own), {"__doc__": own.__doc__, "__module__": own.__module__})
 
 
-def _check(optimizer: object, nccl: bool) -> None:
+def _check(optimizer: object, nccl: bool, passes: int) -> None:
+    check_passes(passes)
     if isinstance(optimizer, SynchronizedOptimizer):
         raise ValueError("this optimizer is a DistributedOptimizer already")
     if not isinstance(optimizer, torch.optim.Optimizer):

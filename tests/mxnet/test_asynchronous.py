@@ -68,6 +68,7 @@ else:
     raise AssertionError('was not refused')
 try:
     net = mx.gluon.nn.Dense(3, in_units=2)
+    net.initialize()
     bps.DistributedTrainer(net.collect_params(), 'sgd', compression_params={'fp16': True})
 except TypeError as error:
     assert 'no gradients travel' in str(error)
