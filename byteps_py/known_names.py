@@ -55,7 +55,6 @@ WITHOUT_EFFECT: tuple[Group, ...] = (
         {"PS_RESEND": (*_OFF, *_ON), "PS_RESEND_TIMEOUT": ("1000",)},
     ),
     Group("no message is dropped on purpose", {"PS_DROP_MSG": _OFF}),
-    Group("training is synchronous so far", {"BYTEPS_ENABLE_ASYNC": _OFF}),
     Group(
         "tensors are placed by size, so that each server has its share of the work",
         {

@@ -159,7 +159,7 @@ def push_pull_async(
         TypeError, ValueError: ``priority`` or ``version`` is no such number.
         JobAborted: the job has ended.
     """
-    if not isinstance(op, Operation) or op is Operation.BROADCAST:
+    if not isinstance(op, Operation) or op not in (SUM, AVG):
         raise UnsupportedError(f"push_pull computes SUM or AVG, not {op!r}; use broadcast() for a broadcast")
     return _start(np.asarray(array), name, op, out, priority=priority, version=version)
 

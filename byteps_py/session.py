@@ -12,7 +12,6 @@ import logging
 import operator
 import os
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -25,10 +24,11 @@ from byteps_py.roles.farewell import Farewell
 from byteps_py.roles.groups import KnownGroups
 from byteps_py.roles.joining import AnyWorker, join
 from byteps_py.roles.pending import Pending
+from byteps_py.roles.worker_stats import worker_stats
 from byteps_py.settings import environment
 from byteps_py.telemetry.metrics import SpeedRecord
 from byteps_py.telemetry.recorder import Recorder
-from byteps_py.types import DType, Operation, Role, TensorSpec, check_count, check_shape
+from byteps_py.types import DType, Operation, TensorSpec, check_count, check_shape
 
 __all__ = [
     "Session",
@@ -57,6 +57,7 @@ class Session:
     Attributes:
         rank, size: place among all worker processes, and their number.
         local_rank, local_size: the same on this machine.
+        is_asynchronous: whether the servers hold parameters, which :data:`~byteps_py.types.Operation.SEED` gives them.
         steps, samples: what :meth:`mark_step` counted.
         specs: what was pushed so far, by name: looking it up is quicker than making it.
     """
@@ -75,6 +76,7 @@ class Session:
         self.size = size
         self.local_rank = local_rank
         self.local_size = local_size
+        self.is_asynchronous = worker.asynchrony.is_on
         self.steps = 0
         self.samples = 0
         self.specs: dict[str, TensorSpec] = {}
@@ -140,14 +142,16 @@ class Session:
                 pass.
             output: writable C-contiguous array like ``source``, and possibly the same, that receives the result; it
                 must not be touched before the operation is done. None makes a new array of ``spec.shape``.
-            operation: must be the same on all workers (of the group), as must ``root`` and ``step``.
-            root: for BROADCAST, whose contribution is the result.
+            operation: must be the same on all workers (of the group), as must ``root`` and ``step``; but a DIFFERENCE
+                waits for nobody, and its ``step`` is its sender's.
+            root: for BROADCAST and SEED, whose contribution is the result.
             priority: higher goes first where several wait.
             step: the training step, as the caller counts it.
 
         Raises:
             AgreementError: the name has another dtype, shape or group in this process.
-            UnsupportedError: the name or the shape is impossible.
+            UnsupportedError: the name or the shape is impossible; or it is a SEED or a DIFFERENCE, and the job is not
+                asynchronous.
             TypeError: ``root``, ``priority`` or ``step`` is no whole number.
             ValueError: there is no worker ``root`` (in the group), ``step`` is no number from 0 to 2**64 - 1, or this
                 process has not formed the group.
@@ -157,6 +161,8 @@ class Session:
             operation = Operation(operation)
         if not type(root) is type(priority) is type(step) is int:
             root, priority, step = operator.index(root), operator.index(priority), operator.index(step)
+        if operation > Operation.BROADCAST and (objection := self._worker.asynchrony.objection(operation)) is not None:
+            raise objection
         if not 0 <= root < self.size:
             raise ValueError(f"root {root} is not a worker: ranks are 0 to {self.size - 1}")
         if not 0 <= step <= _LAST_STEP:
@@ -212,19 +218,7 @@ class Session:
 
     def stats(self) -> dict[str, Any]:
         """See :func:`stats`."""
-        sent, received = self._worker.messages()
-        return {
-            "role": str(Role.WORKER),
-            "rank": self.rank,
-            "steps": self.steps,
-            "samples": self.samples,
-            "cpu_seconds": time.process_time(),
-            "messages": {"sent": sent, "received": received},
-            "transport": self._worker.ways(),
-            "stages": {
-                name: {"count": count, "seconds": seconds} for name, (count, seconds) in self._worker.stages().items()
-            },
-        }
+        return worker_stats(self._worker, self.rank, self.steps, self.samples)
 
     def close(self, failure: str = "") -> None:
         """Leave the job; takes a few seconds at most.
@@ -243,6 +237,8 @@ class Session:
         finally:
             if self._farewell is not None:
                 self._farewell.close()
+            if text := self._worker.asynchrony.describe():
+                _log.info("%s", text)
             self._worker.close(failure)
 
 
@@ -375,7 +371,9 @@ def stats() -> dict[str, Any]:
         servers; ``transport``: a dict of ``shm`` and ``tcp``, how many servers are reached through shared memory and
         over TCP (log lines at info say which, and why not otherwise); ``stages``: by name
         (:mod:`byteps_py.telemetry.stages` says from where to where each goes) a dict of ``count``, how often it was
-        passed, and ``seconds`` in sum. All is the caller's own.
+        passed, and ``seconds`` in sum; ``staleness``, in asynchronous training: a dict of ``count``, the differences
+        that were added for this worker, and of ``mean`` and ``max``, the differences of others that each was computed
+        without (a tensor of several partitions has one of each). All is the caller's own.
         The stages are zero in a process that is a job of its own, and with ``BYTEPS_STAGE_TIMES=0``.
     """
     return current().stats()

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from byteps_py.asynchronous_settings import AsynchronousSettings, asynchronous_problems
 from byteps_py.binding_settings import BindingSettings, ServerShareSettings, WorkerBindingSettings
 from byteps_py.errors import SettingsError
 from byteps_py.network_settings import MAX_CONNECTIONS, NetworkSettings, PlacementSettings, TrafficSettings
@@ -139,7 +140,7 @@ class SchedulerSettings(PlacementSettings, JobSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerSettings(ServerShareSettings, TrafficSettings, JobSettings):
+class ServerSettings(ServerShareSettings, AsynchronousSettings, TrafficSettings, JobSettings):
     """A server's settings."""
 
     log_level: str = _log_level("info")
@@ -165,7 +166,7 @@ class ServerSettings(ServerShareSettings, TrafficSettings, JobSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerSettings(WorkerBindingSettings, TrafficSettings, JobSettings):
+class WorkerSettings(WorkerBindingSettings, AsynchronousSettings, TrafficSettings, JobSettings):
     """A worker's settings."""
 
     worker_id: int | None = variable(
@@ -326,6 +327,7 @@ def _contradictions(values: Mapping[str, Any], origins: Mapping[str, str]) -> It
                 "is listened at does"
             )
     yield from trace_problems(values)
+    yield from asynchronous_problems(values)
     num_worker = values.get("num_worker")
     if _several(values) and values.get("num_server") == 0:
         yield "DMLC_NUM_SERVER=0: a job of several workers, or a forced one, needs at least one server"

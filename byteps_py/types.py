@@ -156,6 +156,16 @@ class Operation(enum.IntEnum):
     """SUM divided by the number of workers, or of members of the tensor's group."""
     BROADCAST = 3
     """The contribution of one worker, the root."""
+    SEED = 4
+    """The same; and the servers hold it from then on, for DIFFERENCE. In asynchronous training only."""
+    DIFFERENCE = 5
+    """The contribution is added to what the servers hold, which is the result as it is then: nobody waits for others,
+    and rounds are counted for each worker by itself."""
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether the servers hold the tensor; see :mod:`byteps_py.core.parameters`."""
+        return self >= Operation.SEED
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):

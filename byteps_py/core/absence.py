@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from byteps_py.core.roster import Node, Place, Roster, any_of, listed
+from byteps_py.core.places import Place
+from byteps_py.core.roster import Node, Roster, any_of, listed
 
 __all__ = ["counts", "describe_missing", "is_vouched_for"]
 

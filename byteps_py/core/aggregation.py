@@ -301,6 +301,8 @@ class Aggregation:
         state.first = c.participant
         state.terms = terms
         members = state.members
+        if c.operation.is_asynchronous:
+            return rejections.summed_so_far(c.participant, c.operation), None
         if self._departed & members.mask:
             rank = self._ranks(self._departed & members.mask)[0]
             return rejections.departure(rank, c.round), rank

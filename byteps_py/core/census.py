@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from byteps_py.core.absence import describe_missing
-from byteps_py.core.roster import Member, Place, Roster
+from byteps_py.core.places import Place
+from byteps_py.core.roster import Member, Roster
 from byteps_py.wire.inquiry import MAX_SOFTWARE, MAX_SOFTWARE_TEXT, Software
 
 __all__ = ["Census", "take_census"]

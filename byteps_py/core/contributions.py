@@ -1,6 +1,6 @@
 """What a server is told about the rounds of its keys, and what it is to do: plain values.
 
-Given to and by :class:`byteps_py.core.aggregation.Aggregation`.
+Given to and by :class:`byteps_py.core.aggregation.Aggregation` and :class:`byteps_py.core.parameters.Parameters`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ class Sum(msgspec.Struct, frozen=True):
 class Reply(msgspec.Struct, frozen=True):
     """Send the result of a round to ``participant``; ``payload`` None: it is all zero, since all were absent.
 
-    ``contributors`` is the number of contributions that had a payload and went into the result.
+    ``contributors`` is the number of contributions that had a payload and went into the result; for a DIFFERENCE its
+    staleness, see :mod:`byteps_py.core.parameters`.
     """
 
     participant: int

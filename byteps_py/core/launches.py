@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from byteps_py.core.job import Job
-from byteps_py.core.roster import NodeKey, Place, Roster, is_same_process, node_key
+from byteps_py.core.places import NodeKey, Place, node_key
+from byteps_py.core.roster import Roster, is_same_process
 from byteps_py.core.strangers import Strangers
 from byteps_py.wire.control import ChildEnded, ProcessInfo, Vouch, Vouched
 

@@ -1,7 +1,7 @@
 """Why a contribution was refused or a round cannot complete, in words: who, with which values, and what to do.
 
-Pure text over plain values, for :mod:`byteps_py.core.aggregation`.  The receiver knows the tensor's name and puts it
-in front.
+Pure text over plain values, for :mod:`byteps_py.core.aggregation` and :mod:`byteps_py.core.parameters`.  The receiver
+knows the tensor's name and puts it in front.
 """
 
 from __future__ import annotations
@@ -14,16 +14,22 @@ from byteps_py.types import DType, Operation
 __all__ = [
     "Terms",
     "ahead",
+    "answered",
     "both_ways",
     "changed",
     "departure",
     "disagreement",
+    "empty_seed",
     "gone",
+    "held_by_servers",
+    "other_shape",
     "outsider",
     "stranger",
+    "summed_so_far",
     "uncounted",
     "unknown_group",
     "unknown_root",
+    "unseeded",
 ]
 
 Terms: TypeAlias = tuple[DType, Operation, int, int, int, int]
@@ -89,6 +95,52 @@ def gone(rank: int, round: int) -> str:
     )
 
 
+def answered(rank: int, round: int, last: int) -> str:
+    """A pull for an answer that its sender is known to have had."""
+    return (
+        f"worker {rank} asks for the answer to its round {round}, which is no longer kept: it has pushed round {last}, "
+        "which shows that it had this answer"
+    )
+
+
+def unseeded(rank: int) -> str:
+    """A difference from parameters that nobody has given to the server."""
+    return (
+        f"worker {rank} pushes a DIFFERENCE, but the server does not hold these parameters yet: the first operation on "
+        "them is a SEED, in which all workers take part"
+    )
+
+
+def held_by_servers(rank: int, operation: Operation) -> str:
+    """Something else than a difference for parameters that the server holds."""
+    return (
+        f"worker {rank} pushes {operation.name}, but the servers hold this tensor since its SEED, and take DIFFERENCEs "
+        "of it only: give what is summed, or seeded anew, another name"
+    )
+
+
+def summed_so_far(rank: int, operation: Operation) -> str:
+    """A seed, or a difference, for a tensor that workers sum or broadcast."""
+    return (
+        f"worker {rank} pushes {operation.name}, but workers have summed or broadcast this tensor before: give "
+        "parameters that the servers hold a name of their own"
+    )
+
+
+def other_shape(rank: int, terms: Terms, seeded: Terms) -> str:
+    """A difference of another shape or type than the parameters."""
+    (dtype, _, _, _, offset, count), (held, _, _, _, begin, size) = terms, seeded
+    return (
+        f"worker {rank} pushes a DIFFERENCE of {count} {dtype.label} elements at offset {offset}, and the parameters "
+        f"are {size} {held.label} elements at offset {begin}; {_SAME_CALLS}"
+    )
+
+
+def empty_seed(root: int) -> str:
+    """A seed without elements where there should be some."""
+    return f"worker {root}, whose parameters the servers are to hold, pushes a SEED without any: it must give its own"
+
+
 def uncounted(rank: int, round: int) -> str:
     """A round number that no worker draws."""
     return f"worker {rank} names round {round}: rounds are counted from 1"
@@ -124,7 +176,7 @@ def _side(rank: int, terms: Terms, others: Terms) -> str:
     """What ``rank`` pushes; root and offset only where they say something."""
     dtype, operation, root, step, offset, count = terms
     text = f"worker {rank} pushes {operation.name} of {count} {dtype.label} elements at step {step}"
-    if operation is Operation.BROADCAST or root != others[2]:
+    if operation in (Operation.BROADCAST, Operation.SEED) or root != others[2]:
         text += f" from root {root}"
     if offset != others[4]:
         text += f" at offset {offset}"

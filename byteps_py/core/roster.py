@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, TypeAlias
 
+from byteps_py.core.asynchrony import trains_otherwise
+from byteps_py.core.places import NodeKey, Place, node_key
 from byteps_py.core.seating import Seating, server_weights
 from byteps_py.types import Participant, Role, ServerInfo
 from byteps_py.wire.control import ProcessInfo, Register
@@ -25,50 +27,15 @@ from byteps_py.wire.control import ProcessInfo, Register
 __all__ = [
     "Member",
     "Node",
-    "NodeKey",
-    "Place",
     "Problem",
     "Roster",
     "any_of",
     "is_same_process",
     "listed",
-    "node_key",
 ]
 
 _SHOWN: Final = 8
 """Most names that a message lists before it says how many more there are."""
-
-NodeKey: TypeAlias = tuple[str | int, ...]
-"""What makes a node; see above."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a worker process belongs, whether it has registered or not."""
-
-    node: NodeKey
-    worker_id: int | None
-    local_rank: int
-    local_size: int
-    process: ProcessInfo
-
-    def name(self, num_worker: int) -> str:
-        """For messages, before there are ranks: ``worker DMLC_WORKER_ID=1``.
-
-        On the only machine of a job, the local rank is the rank: ``worker 1``.
-        """
-        if num_worker == 1:
-            return f"worker {self.local_rank}"
-        words = ["worker"]
-        if self.worker_id is not None:
-            words.append(f"DMLC_WORKER_ID={self.worker_id}")
-        if self.local_size > 1:
-            words.append(f"BYTEPS_LOCAL_RANK={self.local_rank}")
-        return " ".join(words)
-
-    def describe(self, num_worker: int) -> str:
-        """The same with the process: ``worker DMLC_WORKER_ID=1 (pid 4242 on host-a)``."""
-        return f"{self.name(num_worker)} (pid {self.process.pid} on {self.process.host})"
 
 
 @dataclass(frozen=True)
@@ -230,6 +197,11 @@ class Roster:
             ("DMLC_NUM_WORKER", self.num_worker, here, register.num_worker),
             ("DMLC_NUM_SERVER", self.num_server, here, register.num_server),
         ]
+        other = next(iter(self), None)  # all who are here agree
+        apart = None if other is None else trains_otherwise(other.register, register)
+        if other is not None and apart is not None:
+            text = f"{apart[0]} is {apart[1]} on {other.describe()} and {apart[2]} on {member.describe()}"
+            return Problem(f"{text}: set the same value on servers and workers", for_all=True)
         worker = next((any_of(node) for node in self._nodes.values()), None)
         if worker is not None and register.role is Role.WORKER:
             where = f"on {worker.describe()}"
@@ -328,11 +300,6 @@ def is_same_process(one: ProcessInfo, other: ProcessInfo) -> bool:
     """Whether two descriptions are of one process; a start time of 0 is not known."""
     same_start = one.started == other.started or not one.started or not other.started
     return (one.host_id, one.pid) == (other.host_id, other.pid) and same_start
-
-
-def node_key(worker_id: int | None, launch_id: str) -> NodeKey:
-    """The node of a process that has one of the two."""
-    return ("launch", launch_id) if worker_id is None else ("id", worker_id)
 
 
 def _node_key(member: Member) -> NodeKey:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import mxnet as mx
 
 from byteps_py import session as _session
 from byteps_py.errors import UnsupportedError
+from byteps_py.mxnet.asynchronous import Differences
 from byteps_py.mxnet.ops import numbering, start
 from byteps_py.types import Operation
 
 __all__ = ["DistributedOptimizer"]
 
-_OWN: Final = frozenset({"update", "update_multi_precision", "wrapped", "_average", "_number", "_seen"})
+_OWN: Final = frozenset(
+    {"update", "update_multi_precision", "wrapped", "_average", "_alone", "_mark", "_differences", "_number", "_seen"}
+)
 
 
 class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
@@ -26,6 +29,9 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
     Gradients are called ``gradient_<index>``, and their priority is ``-index``.  Those of the second optimizer of a
     process are called ``gradient2_<index>`` and so on, so the workers must make them in the same order.  Not
     thread-safe.
+
+    With ``BYTEPS_ENABLE_ASYNC=1`` the other one updates the weight by the gradient of this worker alone, and what it
+    has changed is added to the weight that the servers hold, called ``weight_<index>``; see docs/asynchronous.md.
 
     Args:
         optimizer: the other.
@@ -47,6 +53,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
         object.__setattr__(self, "wrapped", optimizer)
         object.__setattr__(self, "_number", numbering.next(_session.current()))
         object.__setattr__(self, "_seen", set())
+        object.__setattr__(self, "_differences", None)
 
     def __getattribute__(self, name: str) -> Any:
         if name in _OWN or name.startswith("__"):
@@ -66,6 +73,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
         for name, each in zip(("wrapped", "_number"), state, strict=True):
             object.__setattr__(self, name, each)
         object.__setattr__(self, "_seen", set())
+        object.__setattr__(self, "_differences", None)
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Average ``grad`` (an NDArray, or a list of them as ``index`` is one), then update ``weight``.
@@ -74,13 +82,34 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
             UnsupportedError: a gradient cannot be pushed, such as a sparse one.
             BytePSError: an earlier push has failed.
         """
+        if _session.current().is_asynchronous:
+            self._alone(index, weight, lambda: self.wrapped.update(index, weight, grad, state), has_masters=False)
+            return
         self._average(index, grad)
         self.wrapped.update(index, weight, grad, state)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """As :meth:`update`, with a copy of the weight in float32 where the optimizer has one."""
+        if _session.current().is_asynchronous:
+            masters = bool(self.wrapped.multi_precision)
+            update = self.wrapped.update_multi_precision
+            self._alone(index, weight, lambda: update(index, weight, grad, state), has_masters=masters)
+            return
         self._average(index, grad)
         self.wrapped.update_multi_precision(index, weight, grad, state)
+
+    def _alone(self, index: Any, weight: Any, update: Callable[[], None], *, has_masters: bool) -> None:
+        """Update by this worker's gradient, add the difference to what the servers hold, and take that."""
+        session = _session.current()
+        if self._differences is None:
+            object.__setattr__(self, "_differences", Differences(session, self._number))
+        are_many = isinstance(index, list | tuple)
+        indices: Sequence[Any] = index if are_many else [index]
+        weights: Sequence[Any] = weight if are_many else [weight]
+        copies = self._differences.before(indices, weights, has_masters=has_masters)
+        update()
+        self._differences.after(indices, weights, copies, [True] * len(copies))
+        self._mark(session, indices)
 
     def _average(self, index: Any, grad: Any) -> None:
         session = _session.current()
@@ -92,6 +121,9 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
         for number, each in zip(indices, grads, strict=True):
             priority = -number if isinstance(number, int) else 0
             start(session, each, f"gradient{self._number}_{number}", Operation.AVERAGE, priority=priority)
+        self._mark(session, indices)
+
+    def _mark(self, session: _session.Session, indices: Sequence[Any]) -> None:
         # Nobody says where a step begins, but it has each index once.
         if not self._seen or not self._seen.isdisjoint(indices):
             self._seen.clear()

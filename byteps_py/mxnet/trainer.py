@@ -8,6 +8,9 @@ A gradient that no backward pass has written since the last step is *stale*.  It
 other does either, the parameter is not updated, and where another does, it is updated everywhere.  So parameters stay
 equal even where workers go through different branches.  In :meth:`DistributedTrainer.allreduce_grads` all gradients
 count as they lie, stale or not, since the script may have written them itself.
+
+With ``BYTEPS_ENABLE_ASYNC=1`` nothing of this travels: each worker scales its gradients by ``1 / batch_size`` and
+updates its parameters by them, and what that has changed is added to the parameters that the servers hold.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import mxnet as mx
 
 from byteps_py import session as _session
 from byteps_py.errors import UnsupportedError
+from byteps_py.mxnet.asynchronous import Differences
 from byteps_py.mxnet.broadcast import check_contexts
 from byteps_py.mxnet.compression import Compression, Compressor
 from byteps_py.mxnet.engine import engine
@@ -77,6 +81,12 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
             check_contexts(each)
         self._root = root_rank
         self._number = numbering.next(session)
+        self._differences = Differences(session, self._number, root_rank) if session.is_asynchronous else None
+        if self._differences is not None and self._compressor is not Compression.none:
+            raise UnsupportedError(
+                "compression_params: with BYTEPS_ENABLE_ASYNC=1 no gradients travel, but differences of parameters, "
+                "which are too small for 16 bits; leave it out"
+            )
         self._stale: list[tuple[Any, Work]] = []
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
@@ -147,6 +157,9 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
     def _exchange(self, batch_size: int, *, stale_count: bool) -> None:
         session = _session.current()
         self._stale = []
+        if self._differences is not None:
+            self._scale_own(batch_size)
+            return
         for index, parameter in enumerate(self._params):
             if parameter.grad_req == "null":
                 continue
@@ -162,7 +175,26 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
             if not counts:
                 self._stale.append((data, work))
 
+    def _scale_own(self, batch_size: int) -> None:
+        for parameter in self._params:
+            if batch_size != 1 and parameter.grad_req != "null" and parameter.data()._fresh_grad:
+                gradient = parameter.grad()
+                gradient *= 1.0 / batch_size
+
+    def _update_alone(self, differences: Differences, ignore_stale_grad: bool) -> None:
+        """By this worker's gradients; the difference goes to the servers, and what they hold then comes back."""
+        trained = [(index, each) for index, each in enumerate(self._params) if each.grad_req != "null"]
+        indices = [index for index, _ in trained]
+        weights = [each.data() for _, each in trained]
+        counts = [bool(each._fresh_grad) for each in weights]
+        copies = differences.before(indices, weights, has_masters=bool(self._optimizer.multi_precision))
+        super()._update(ignore_stale_grad)
+        differences.after(indices, weights, copies, counts)
+
     def _update(self, ignore_stale_grad: bool = False) -> None:
+        if self._differences is not None:
+            self._update_alone(self._differences, ignore_stale_grad)
+            return
         stale, self._stale = self._stale, []
         if ignore_stale_grad:
             for data, work in stale:

@@ -167,7 +167,8 @@ def contribution_of(bundle: Bundle, index: int, payload: memoryview) -> Contribu
         raise RemoteProtocolError(f"{problem}: round {round_}: rounds are counted from 1")
     nbytes = count * element.itemsize
     absent = bool(flags & Flag.ABSENT)
-    if split_key(key)[1] or root or any(padding) or kind is Operation.BROADCAST or nbytes >= LIGHT_BYTES:
+    is_sum = kind is Operation.SUM or kind is Operation.AVERAGE
+    if split_key(key)[1] or root or any(padding) or not is_sum or nbytes >= LIGHT_BYTES:
         raise RemoteProtocolError(f"{problem}: what it is about must not travel with others")
     if flags | Flag.ABSENT != Flag.ABSENT | Flag.WANT_RESULT:
         raise RemoteProtocolError(f"{problem}: flags {flags:#04x}")

@@ -102,7 +102,7 @@ class Calls:
         if tensor is None or tensor.spec is not spec:
             tensor = self._book.tensor(spec)
         pending = Pending(spec, output, self)
-        if tensor.light is not None and operation is not Operation.BROADCAST:
+        if tensor.light is not None and operation < Operation.BROADCAST:  # a SUM or an AVERAGE
             with self.lock:
                 self._check_life()
                 light, now = self._light, time.monotonic()

@@ -18,6 +18,7 @@ from byteps_py.core.pipeline import Pipeline, Start
 from byteps_py.core.window import Window
 from byteps_py.errors import AgreementError, BytePSError, ParticipantLeft, RemoteProtocolError
 from byteps_py.kernels import Kernels
+from byteps_py.roles.asynchrony import Asynchrony
 from byteps_py.roles.copy_out import CopyOut
 from byteps_py.roles.engine import Engine
 from byteps_py.roles.envelope import Complaints, Envelope, is_bundle, open_bundle, open_frames
@@ -63,6 +64,7 @@ class Exchange:
         neighbours: workers of this node to sum with; None: there are none.
         engine: sums for them.
         speed: told of what is complete.
+        asynchrony: told of what is stale; None in a job that knows no such thing.
 
     Attributes:
         received: data messages so far.
@@ -87,11 +89,12 @@ class Exchange:
         speed: SpeedRecord | None = None,
         neighbours: Neighbours | None = None,
         engine: Engine | None = None,
+        asynchrony: Asynchrony | None = None,
     ) -> None:
         self.received = 0
         self.outbox = Outbox(endpoint)
         self._speed = SpeedRecord(now) if speed is None else speed
-        self._welcome = welcome
+        self._asynchrony = asynchrony or Asynchrony()
         self._envelope = Envelope(welcome.rank, welcome.job, incarnation, welcome.epoch)
         self._times = times
         self._pieces = Pieces(endpoint, kernels, settings.omp_num_threads or 1)
@@ -346,6 +349,7 @@ class Exchange:
         if not copied or operation.failure is not None:  # while the lock was let go
             return
         operation.absent = operation.absent and absent
+        self._asynchrony.answered(operation, header)
         operation.progressed = now
         operation.waits_for.pop(header.key, None)
         self._pieces.finished(operation, header.key)

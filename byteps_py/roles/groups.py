@@ -59,7 +59,7 @@ class KnownGroups:
         """Whether this worker may have to do with a tensor of a group.
 
         Raises:
-            ValueError: it has not formed the group, or the root of a BROADCAST is not in it.
+            ValueError: it has not formed the group, or the root of a BROADCAST or a SEED is not in it.
         """
         members = self._members.get(spec.group)
         if members is None:
@@ -67,7 +67,7 @@ class KnownGroups:
                 f"tensor {spec.name!r} is of group {spec.group}, which this process has not formed: form_group() gives "
                 "out the ids of groups"
             )
-        if operation is Operation.BROADCAST and root not in members:
+        if operation in (Operation.BROADCAST, Operation.SEED) and root not in members:
             raise ValueError(f"root {root} is not one of the ranks of group {spec.group}: {sorted(members)}")
 
     def _check_ranks(self, members: tuple[int, ...]) -> None:

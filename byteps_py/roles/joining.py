@@ -16,6 +16,7 @@ from byteps_py import kernels, known_names
 from byteps_py.errors import BytePSError, JobRefused, SettingsError
 from byteps_py.roles import last_words
 from byteps_py.roles.address import check_interface
+from byteps_py.roles.asynchrony import Asynchrony
 from byteps_py.roles.farewell import Farewell
 from byteps_py.roles.local import LocalWorker
 from byteps_py.roles.member import worker_identity
@@ -53,6 +54,7 @@ class AnyWorker(Protocol):
     """What :class:`~byteps_py.roles.worker.Worker` and :class:`~byteps_py.roles.local.LocalWorker` do."""
 
     speed: SpeedRecord
+    asynchrony: Asynchrony
 
     def declare(self, specs: Sequence[TensorSpec]) -> None: ...
 

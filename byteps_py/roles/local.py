@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from byteps_py.roles.asynchrony import Asynchrony
 from byteps_py.roles.pending import Pending
 from byteps_py.roles.tensors import check_spec, check_unchanged, new_array
 from byteps_py.telemetry.metrics import SpeedRecord
@@ -24,6 +25,7 @@ class LocalWorker:
 
     def __init__(self) -> None:
         self.speed = SpeedRecord(time.monotonic())
+        self.asynchrony = Asynchrony()
         self._specs: dict[str, TensorSpec] = {}
 
     def declare(self, specs: Sequence[TensorSpec]) -> None:

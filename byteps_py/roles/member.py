@@ -261,5 +261,7 @@ def worker_registration(settings: WorkerSettings, incarnation: int) -> Register:
         launch_id=settings.launch_id,
         partition_bytes=settings.partition_bytes or 0,
         transport=settings.transport,
-        local_reduce=settings.local_reduce,
+        local_reduce="off" if settings.is_asynchronous else settings.local_reduce,
+        enable_async=settings.enable_async,
+        async_max_staleness=settings.async_max_staleness,
     )

@@ -21,7 +21,7 @@ from byteps_py.types import Participant, split_key
 from byteps_py.wire.bundle import LIGHT_BYTES
 from byteps_py.wire.control import Placement, Welcome
 
-__all__ = ["Neighbours", "Peer", "connect", "find_neighbours", "may_have_neighbours"]
+__all__ = ["Neighbours", "Peer", "connect", "find_neighbours", "may_have_neighbours", "ways_of"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,8 @@ class Neighbours:
 
 def may_have_neighbours(settings: WorkerSettings) -> bool:
     """Whether others of the node may push to this process, as far as is known before the job is complete."""
+    if settings.is_asynchronous:  # nobody waits for a slower worker of the machine either
+        return False
     return settings.local_size > 1 and settings.local_reduce != "off" and settings.transport != "tcp"
 
 
@@ -134,3 +136,17 @@ def connect(
         text = f"{member.describe()}, which sums for this machine"
         peers.append(Peer(name, member.rank, member.incarnation, text, is_server=False))
     return peers
+
+
+def ways_of(endpoint: Endpoint, peers: Sequence[bytes], servers: int) -> tuple[dict[str, int], bool]:
+    """How many servers are reached by shared memory (``shm``) and over TCP (``tcp``); and whether any peer is by the
+    former.
+
+    Args:
+        endpoint: of this worker.
+        peers: as it knows them: the servers, then the reducers.
+        servers: how many of them are servers.
+    """
+    lanes = [endpoint.is_lane(each) for each in peers]
+    shared = sum(lanes[:servers])
+    return {"shm": shared, "tcp": servers - shared}, any(lanes)

@@ -120,6 +120,8 @@ class Reducer:
         if header.opcode is Opcode.PUSH:
             if header.flags & Flag.PARTIAL:
                 raise RemoteProtocolError("the sum of a node goes to its server")
+            if header.operation.is_asynchronous:
+                raise RemoteProtocolError(f"a {header.operation.name} goes to its server, by itself")
             if message.intact():
                 actions = self._sums.push(pushed(header, payload, message))
                 if self._held is not None and isinstance(actions[0], Accept):

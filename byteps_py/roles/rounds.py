@@ -22,6 +22,7 @@ from byteps_py.roles.lacking import Lacking
 from byteps_py.roles.lent import Bundle, Lent, pushed
 from byteps_py.roles.member import worker_identity
 from byteps_py.roles.results import Results
+from byteps_py.roles.stores import Stores
 from byteps_py.telemetry.stages import Held, Stages, server_stages
 from byteps_py.transport.base import Endpoint, Message
 from byteps_py.types import group_of
@@ -44,6 +45,7 @@ class Rounds:
         timed: whether to count and time the contributions.
         patience: see :class:`~byteps_py.roles.answers.Answers`.
         make_held: makes what counts and times them.
+        bound: of asynchronous training, see :class:`~byteps_py.core.parameters.Parameters`.
 
     Attributes:
         received: number of data messages of workers.
@@ -59,6 +61,7 @@ class Rounds:
         timed: bool = False,
         patience: float = 0.0,
         make_held: Callable[[int], Held] = Held,
+        bound: int | None = None,
     ) -> None:
         self.received = 0
         self._endpoint = endpoint
@@ -75,6 +78,7 @@ class Rounds:
         self._mates = [nodes[each.node] for each in welcome.participants]
         self._held = make_held(len(welcome.participants)) if timed else None
         self._answers = Answers(endpoint, self._envelope, welcome, self._held, patience)
+        self._stores = Stores(endpoint, engine, self._answers, self._aggregation.members, bound)
 
     @property
     def sent(self) -> int:
@@ -139,6 +143,7 @@ class Rounds:
         self._finish()
         self._bundles.close()
         self._perform(self._aggregation.left(rank))
+        self._stores.left(rank)
 
     def advance(self) -> None:
         """Send the results of the sums that are done, and what has been accepted since the last call.
@@ -162,6 +167,9 @@ class Rounds:
 
     def _push(self, contribution: Contribution, arrived: float, bundle: Bundle | None = None) -> None:
         """A single contribution, or one out of ``bundle``, with which it is accepted."""
+        if self._stores.takes(contribution, is_summed=self._aggregation.knows(contribution.key)):
+            self._stores.push(contribution)
+            return
         actions = self._aggregation.push(contribution)
         if isinstance(actions[0], Accept):
             if self._held is not None:
@@ -239,6 +247,9 @@ class Rounds:
     def _pull(self, header: Header) -> None:
         """A worker is in doubt; if all that is to be said is that others are missing, say who."""
         rank, key, round_ = header.sender, header.key, header.round
+        if self._stores.knows(key):
+            self._stores.pull(header)
+            return
         actions = self._bundles.pull(rank, key, round_)
         if actions is None:
             actions = self._aggregation.pull(rank, key, round_)
@@ -273,7 +284,9 @@ class Rounds:
         return self._results.room(action.key, action.round, nbytes)
 
     def _summed(self, done: Summed) -> None:
-        if done.changed is None:
+        if self._stores.knows(done.key):
+            self._stores.summed(done)
+        elif done.changed is None:
             self._perform(self._aggregation.summed(done.key, done.round, done.payload))
         else:
             self._perform(self._aggregation.changed(done.key, done.round, done.changed))

@@ -122,6 +122,8 @@ class Server:
             registration(settings, Role.SERVER, incarnation),
             address=tcp_address(host, port),
             transport=settings.transport,
+            enable_async=settings.enable_async,
+            async_max_staleness=settings.async_max_staleness,
         )
         self._settings = settings
         self._kernels = kernels.select(settings.kernels)
@@ -312,6 +314,7 @@ class Server:
             timed=self._is_timed,
             patience=_ACCEPT_SECONDS,
             make_held=Held if spans is None else spans.held,
+            bound=settings.async_max_staleness or None,  # 0 is synchronous training, in which it has no meaning
         )
         if settings.record is not None:
             self._record(welcome, self._rounds, team)

@@ -26,6 +26,7 @@ from byteps_py.errors import (
     TransportTimeout,
 )
 from byteps_py.kernels import Kernels
+from byteps_py.roles.asynchrony import Asynchrony
 from byteps_py.roles.barrier_calls import BarrierCalls
 from byteps_py.roles.calls import Calls
 from byteps_py.roles.engine import Engine
@@ -36,7 +37,7 @@ from byteps_py.roles.goodbye import Goodbye
 from byteps_py.roles.groups import Formed
 from byteps_py.roles.link_speed import known_speed
 from byteps_py.roles.member import SCHEDULER, SchedulerLink, worker_registration
-from byteps_py.roles.neighbours import find_neighbours, may_have_neighbours
+from byteps_py.roles.neighbours import find_neighbours, may_have_neighbours, ways_of
 from byteps_py.roles.node import node_engine
 from byteps_py.roles.pending import Signal
 from byteps_py.roles.requests import Requests
@@ -86,6 +87,7 @@ class Worker:
         on_abort: Callable[[BaseException], None],
     ) -> None:
         self.speed = SpeedRecord(time.monotonic())
+        self.asynchrony = Asynchrony(settings)
         self._settings = settings
         self._endpoint = endpoint
         self._incarnation = incarnation
@@ -345,11 +347,10 @@ class Worker:
             speed=self.speed,
             neighbours=neighbours,
             engine=self._engine,
+            asynchrony=self.asynchrony,
         )
-        lanes = [self._endpoint.is_lane(each) for each in exchange.peers]
-        for is_lane in lanes[: len(welcome.servers)]:  # the reducers follow
-            self._ways["shm" if is_lane else "tcp"] += 1
-        self._calls.begin(exchange, any(lanes))
+        self._ways, has_lanes = ways_of(self._endpoint, exchange.peers, len(welcome.servers))
+        self._calls.begin(exchange, has_lanes)
         self._endpoint.resume_lanes()
         self._welcomed.complete()
 

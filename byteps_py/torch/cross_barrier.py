@@ -64,6 +64,7 @@ from byteps_py.torch import (
     size,
     synchronize,
 )
+from byteps_py.torch.asynchronous import refuse_asynchronous
 from byteps_py.torch.optimizer import become
 from byteps_py.torch.updates import ParameterUpdates
 
@@ -281,3 +282,4 @@ def _check(model: object, optimizer: object) -> None:
         raise UnsupportedError("differentiable=True: a CrossBarrier updates parameters in place, without gradients")
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         raise UnsupportedError(f"this optimizer has hooks of its step: {_NEEDS_ALL}")
+    refuse_asynchronous("CrossBarrier")

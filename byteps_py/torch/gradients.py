@@ -44,7 +44,7 @@ from byteps_py.torch.staging import Staging
 from byteps_py.torch.tensors import as_array, check_dense, copy_back, stage, to_tensor, wire_tag
 from byteps_py.types import DType, Operation, TensorSpec
 
-__all__ = ["GradientExchange"]
+__all__ = ["GradientExchange", "check_passes"]
 
 _Groups = Sequence[dict[str, Any]]
 
@@ -100,7 +100,7 @@ class GradientExchange:
         """What went wrong in an exchange that a Ctrl-C has ended before all averages were in place."""
         self._given_up: set[torch.Tensor] = set()
         self._compression = compression
-        self._passes = _check_passes(passes)
+        self._passes = check_passes(passes)
         self._names = check_names(named_parameters, groups)
         self._slots: dict[torch.Tensor, Slot] = {}
         self._gathered: list[Slot] = []
@@ -170,7 +170,7 @@ class GradientExchange:
         Raises:
             BytePSError: gradients are on their way.
         """
-        checked = _check_passes(passes)
+        checked = check_passes(passes)
         self.restart("set_backward_passes_per_step()")
         self._passes = checked
         for slot in self._slots.values():
@@ -394,7 +394,7 @@ def _finish(slot: Slot) -> None:
     slot.push = None  # at once: a Ctrl-C may come before the others have arrived
 
 
-def _check_passes(passes: int) -> int:
+def check_passes(passes: int) -> int:
     if passes < 1:
         raise ValueError(f"backward_passes_per_step={passes} must be at least 1")
     return passes

@@ -11,10 +11,11 @@ import torch
 
 from byteps_py import session as _session
 from byteps_py.errors import BytePSError, UnsupportedError
+from byteps_py.torch.asynchronous import ParameterExchange
 from byteps_py.torch.compression import Compression, Compressor
-from byteps_py.torch.gradients import GradientExchange
+from byteps_py.torch.gradients import GradientExchange, check_passes
 
-__all__ = ["DistributedOptimizer", "SynchronizedOptimizer", "become"]
+__all__ = ["AsynchronousOptimizer", "DistributedOptimizer", "SynchronizedOptimizer", "become"]
 
 
 _UNSCALING: Final = "_unscale_grads_"
@@ -178,6 +179,97 @@ class SynchronizedOptimizer(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
 
 
+class AsynchronousOptimizer(SynchronizedOptimizer):
+    """What an optimizer gains where ``BYTEPS_ENABLE_ASYNC=1``, see :func:`DistributedOptimizer`.
+
+    It belongs to the thread that trains; gradients are this worker's own.
+    """
+
+    _parameters: ParameterExchange
+
+    def synchronize(self) -> None:
+        """Nothing: gradients may be clipped or unscaled at any time before :meth:`step`, as they are nobody else's."""
+
+    def skip_synchronize(self) -> NoReturn:
+        """
+        Raises:
+            UnsupportedError: always, as in BytePS: there is no synchronize() that a step could go without.
+        """
+        raise UnsupportedError(
+            "skip_synchronize(): with BYTEPS_ENABLE_ASYNC=1 no gradients are synchronized; change them as you like, "
+            "and call step() alone"
+        )
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Nothing but a check: the backward passes between two steps add up as without byteps_py.
+
+        Raises:
+            ValueError: ``passes`` is not at least 1.
+        """
+        check_passes(passes)
+
+    def step(self, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        """Update the parameters by this worker's gradients, add the difference to what the servers hold, and take that.
+
+        The first step waits for all workers: it gives the servers the parameters of worker 0. Later ones wait for
+        nobody, unless ``BYTEPS_ASYNC_MAX_STALENESS`` says so.
+
+        After an error the parameters are of no use, those of the servers excepted. After a Ctrl-C the next step takes
+        what was on its way before it goes on; a difference that was not pushed by then is lost.
+
+        Args:
+            closure: as the optimizer's own class wants it.
+            options: further arguments of the optimizer's own class.
+
+        Raises:
+            BytePSError: what the session raises; in the first step an AgreementError where workers have not made the
+                same optimizers in the same order.
+        """
+        self._opt_called = True  # for learning-rate schedulers, which look whether there was a step before theirs
+        self._parameters.begin(vars(self)["param_groups"])
+        result = super(SynchronizedOptimizer, self).step(closure, **options)  # of the own class
+        self._parameters.push()
+        self._parameters.take()
+        self._parameters.step += 1
+        _session.current().mark_step(automatic=True)
+        return result
+
+    step.hooked = True  # type: ignore[attr-defined]  # as in SynchronizedOptimizer
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of parameters, as in every optimizer."""
+        groups: list[dict[str, Any]] = vars(self)["param_groups"]
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        vars(self)["param_groups"] = groups
+
+    def add_param_group(
+        self, param_group: dict[str, Any], named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None
+    ) -> None:
+        """Add a group. The next step waits for all workers, which must add it too, and begins it as on worker 0.
+
+        Args:
+            param_group: as the optimizer's own class wants it.
+            named_parameters: names for the group's parameters; None names by place.
+
+        Raises:
+            ValueError: names are missing, doubled or malformed; nothing is added.
+        """
+        if named_parameters is not None:
+            given = param_group["params"]
+            param_group["params"] = [given] if isinstance(given, torch.Tensor) else list(given)
+            self._parameters.add_names(named_parameters, param_group)
+        super(SynchronizedOptimizer, self).add_param_group(param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients."""
+        super(SynchronizedOptimizer, self).zero_grad(set_to_none)
+
+
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
@@ -199,6 +291,9 @@ def DistributedOptimizer(
     All workers must make their optimizers in the same order.  The first ``synchronize()`` finds out whether they did,
     by names, shapes, dtypes and the optimizer's class; this call does not wait for others. Of several that are made for
     one parameter the last one averages it; another one that has it still says so in its next ``step()``.
+
+    With ``BYTEPS_ENABLE_ASYNC=1`` the servers hold the parameters instead, and each worker steps by its own gradients;
+    see docs/asynchronous.md. ``BYTEPS_ASYNC_MAX_STALENESS=0`` is training as without it.
 
     Args:
         optimizer: changed in place.
@@ -224,12 +319,14 @@ def DistributedOptimizer(
         BytePSError: gradients of an earlier one of the same parameters are on their way.
         TypeError: that is no optimizer.
         UnsupportedError: a parameter's dtype cannot be pushed; it is named. Or ``nccl`` was asked for, or the optimizer
-            takes sparse gradients only.
+            takes sparse gradients only, or compression was asked for in asynchronous training.
         NotInitializedError: ``init()`` has not been called.
     """
-    _check(optimizer, nccl)
+    _check(optimizer, nccl, backward_passes_per_step)
     owner = f"a DistributedOptimizer of class {type(optimizer).__name__}"
     groups = optimizer.param_groups
+    if _session.current().is_asynchronous:
+        return _become_asynchronous(optimizer, named_parameters, compression, owner)
     exchange = GradientExchange(groups, named_parameters, compression, backward_passes_per_step, arena, owner)
     become(optimizer, SynchronizedOptimizer, _exchange=exchange, _step_synchronizes=True, _synchronized_by_scaler=False)
     return cast(SynchronizedOptimizer, optimizer)
@@ -243,7 +340,8 @@ def become(optimizer: torch.optim.Optimizer, gained: type[torch.optim.Optimizer]
     optimizer.__class__ = type(own.__name__, (gained, own), {"__doc__": own.__doc__, "__module__": own.__module__})
 
 
-def _check(optimizer: object, nccl: bool) -> None:
+def _check(optimizer: object, nccl: bool, passes: int) -> None:
+    check_passes(passes)
     if isinstance(optimizer, SynchronizedOptimizer):
         raise ValueError("this optimizer is a DistributedOptimizer already")
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -268,3 +366,19 @@ def _check(optimizer: object, nccl: bool) -> None:
             "something other than a learning-rate scheduler has replaced step() of this optimizer, which would hide "
             "that of the DistributedOptimizer: call DistributedOptimizer() first"
         )
+
+
+def _become_asynchronous(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
+    compression: Compressor,
+    owner: str,
+) -> AsynchronousOptimizer:
+    if compression is not Compression.none:
+        raise UnsupportedError(
+            "compression of gradients: with BYTEPS_ENABLE_ASYNC=1 none travel, but differences of parameters, which "
+            "are too small for 16 bits; leave it out"
+        )
+    parameters = ParameterExchange(optimizer.param_groups, named_parameters, owner)
+    become(optimizer, AsynchronousOptimizer, _parameters=parameters)
+    return cast(AsynchronousOptimizer, optimizer)

@@ -30,6 +30,7 @@ from torch import nn
 
 from byteps_py import session as _session
 from byteps_py.errors import BytePSError, UnsupportedError
+from byteps_py.torch.asynchronous import refuse_asynchronous
 from byteps_py.torch.broadcast import broadcast_pairs, broadcast_parameters
 from byteps_py.torch.claims import claiming
 from byteps_py.torch.compression import Compression, Compressor
@@ -199,6 +200,7 @@ class DistributedDataParallel(nn.Module):
     ) -> None:
         super().__init__()
         _check_known(module)
+        refuse_asynchronous("DistributedDataParallel")
         self._device = _check_device(module, device_ids)
         self.module = module
         self.broadcast_buffers = broadcast_buffers

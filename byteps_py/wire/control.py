@@ -101,6 +101,7 @@ class Register(ControlStruct, frozen=True, tag="register"):
     ``worker_id`` is None where ``DMLC_WORKER_ID`` is not set; ``launch_id`` is equal for the processes that one
     ``bpslaunch`` started (empty otherwise).  ``address`` is where a server's data socket listens.  ``transport`` and
     ``local_reduce`` are the settings of these names, the latter a worker's.  ``software`` is for :class:`Status`.
+    ``enable_async`` and ``async_max_staleness`` are those of workers and servers.
     """
 
     version: Text
@@ -119,6 +120,8 @@ class Register(ControlStruct, frozen=True, tag="register"):
     transport: Text = ""
     local_reduce: Text = ""
     software: SoftwareText = ""
+    enable_async: bool = False
+    async_max_staleness: Natural | None = None
 
 
 class Refused(ControlStruct, frozen=True, tag="refused", omit_defaults=True):

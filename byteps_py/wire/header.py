@@ -114,10 +114,10 @@ class Header(msgspec.Struct, frozen=True):
         codec: how the payload is compressed; only 0, not at all, is known.
         length: bytes of the payload frame; 0 where there is none, so also for a PUSH or RESULT of 0 elements. A PARTIAL
             PUSH of several contributions of 16-bit floats carries their sum in float32.
-        root: for BROADCAST, the rank whose contribution is the result.
-        detail: for RESULT, the number of contributors, for a PARTIAL PUSH that of the node; for ACCEPT, WAITING,
-            PUSH_MANY and RESULT_MANY, the number of entries; for REJECT, 1 if the cause is a worker that left and 0 if
-            it is a disagreement; else 0.
+        root: for BROADCAST and SEED, the rank whose contribution is the result.
+        detail: for RESULT, the number of contributors (of a DIFFERENCE, its staleness), for a PARTIAL PUSH that of the
+            node; for ACCEPT, WAITING, PUSH_MANY and RESULT_MANY, the number of entries; for REJECT, 1 if the cause is a
+            worker that left and 0 if it is a disagreement; else 0.
     """
 
     opcode: Opcode
@@ -311,6 +311,8 @@ def _partial_problem(header: Header) -> str | None:
     detail, flags = header.detail, int(header.flags)
     if (detail > 0) == bool(flags & _ABSENT) or detail > _MOST_WORKERS:
         return f"a PARTIAL PUSH of {detail} contributions with flags {flags:#04x}"
+    if header.operation.is_asynchronous:
+        return f"a PARTIAL PUSH of a {header.operation.name}, which each worker pushes by itself"
     if header.operation is _BROADCAST and detail > 1:
         return f"a PARTIAL PUSH of {detail} contributions to a BROADCAST, which has one"
     return None

@@ -72,7 +72,8 @@ def headers(draw: st.DrawFn) -> Header:
     if opcode in (Opcode.PUSH, Opcode.RESULT) and Flag.ABSENT not in flags:
         wide = opcode is Opcode.PUSH and detail > 1 and dtype in (DType.FLOAT16, DType.BFLOAT16)
         length = count * (4 if wide else dtype.itemsize)
-    operation = draw(st.sampled_from(Operation))
+    may_be_held = Flag.PARTIAL not in flags or opcode is not Opcode.PUSH
+    operation = draw(st.sampled_from([each for each in Operation if may_be_held or not each.is_asynchronous]))
     if opcode is Opcode.PUSH and detail > 1:
         operation = Operation.SUM
     return Header(

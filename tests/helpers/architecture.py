@@ -15,7 +15,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "role", "version", "entry", "startup_folder"),
     ("types",),
     ("variables", "standard_output"),
-    ("record_settings", "network_settings", "binding_settings", "trace_settings"),
+    ("record_settings", "network_settings", "binding_settings", "trace_settings", "asynchronous_settings"),
     ("completion",),
     ("settings", "torchrun"),
     ("known_names",),

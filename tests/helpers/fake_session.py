@@ -95,6 +95,7 @@ class FakeSession:
         self.agreements: list[Submitted] = []
         self.arena: list[Array] = []
         self.steps = 0
+        self.is_asynchronous = False
         self.enter: Callable[[], None]
         """Makes the thread that calls it one of this worker's."""
 

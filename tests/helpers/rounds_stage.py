@@ -117,7 +117,9 @@ class RecordingEndpoint(WithoutLanes):
 class RoundsStage:
     """Rounds, and workers on the machines ``nodes``."""
 
-    def __init__(self, nodes: Sequence[int] = (0, 1), kernel: str = "native", *, timed: bool = False) -> None:
+    def __init__(
+        self, nodes: Sequence[int] = (0, 1), kernel: str = "native", *, timed: bool = False, bound: int | None = None
+    ) -> None:
         self.participants = tuple(
             Participant(rank, node, 0, 1, "host", 1, 500 + rank) for rank, node in enumerate(nodes)
         )
@@ -126,7 +128,7 @@ class RoundsStage:
         self.engine = Engine(kernels.select(kernel), 1, 1, self._woken.set, timed=timed)
         welcome = Welcome(job=JOB, epoch=1, rank=0, participants=self.participants, servers=SERVERS)
         endpoint: Endpoint = self.endpoint  # type: ignore[assignment]
-        self.rounds = Rounds(endpoint, self.engine, welcome, 600, timed=timed)
+        self.rounds = Rounds(endpoint, self.engine, welcome, 600, timed=timed, bound=bound)
         self.bundles = 0
 
     def close(self) -> None:

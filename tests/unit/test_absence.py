@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from byteps_py.core.absence import counts, describe_missing, is_vouched_for
-from byteps_py.core.roster import Member, Place, Roster, node_key
+from byteps_py.core.places import Place, node_key
+from byteps_py.core.roster import Member, Roster
 from tests.helpers.registrations import process, server, worker
 
 

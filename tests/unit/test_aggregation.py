@@ -238,7 +238,7 @@ class TestWithoutSum:
             reply(0, payload="own", contributors=1, operation=operation),
         ]
 
-    @pytest.mark.parametrize("operation", list(Operation))
+    @pytest.mark.parametrize("operation", [each for each in Operation if not each.is_asynchronous])
     def test_all_absent(self, operation: Operation) -> None:
         aggregation = pair()
         aggregation.push(contribution(0, payload=None, operation=operation))
@@ -247,6 +247,14 @@ class TestWithoutSum:
             reply(0, payload=None, contributors=0, operation=operation),
             reply(1, payload=None, contributors=0, operation=operation),
         ]
+
+    @pytest.mark.parametrize("operation", [each for each in Operation if each.is_asynchronous])
+    def test_what_servers_hold_is_not_summed(self, operation: Operation) -> None:
+        aggregation = pair()
+        finish_round(aggregation)
+        told = only_reject(aggregation.push(contribution(0, 2, operation=operation)))
+        assert f"worker 0 pushes {operation.name}, but workers have summed" in told.reason
+        assert "a name of their own" in told.reason
 
     @pytest.mark.parametrize("arrival", list(itertools.permutations(range(3))))
     def test_broadcast_is_the_payload_of_its_root(self, arrival: tuple[int, ...]) -> None:

@@ -123,11 +123,11 @@ def test_the_openmp_library_sees_the_policy_of_a_server() -> None:
 
 
 def test_a_role_tells_what_has_no_effect(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setenv("BYTEPS_ENABLE_ASYNC", "1")
+    monkeypatch.setenv("BYTEPS_SERVER_ENABLE_SCHEDULE", "1")
     monkeypatch.setattr(scheduler, "run", lambda settings: 0)
     monkeypatch.setattr(logging.getLogger("byteps_py"), "propagate", True)
     assert cli.main(["scheduler"]) == 0
-    assert "BYTEPS_ENABLE_ASYNC=1 has no effect here: training is synchronous so far" in caplog.text
+    assert "BYTEPS_SERVER_ENABLE_SCHEDULE=1 has no effect here: a round is summed as soon as" in caplog.text
     caplog.clear()
     monkeypatch.setenv("BYTEPS_LAUNCH_ID", "9a")
     assert cli.main(["scheduler"]) == 0

@@ -113,7 +113,7 @@ class TestVariables:
             "BYTEPS_KERNELS": "fast",
             "BYTEPS_LOCAL_RANK": "3",
             "BYTEPS_PARTITION_BYTE": "5",
-            "BYTEPS_ENABLE_ASYNC": "1",
+            "BYTEPS_SERVER_ENABLE_SCHEDULE": "1",
         }
         found = about_variables(bad)
         problems = [text for severity, text in found if severity == "problem"]
@@ -125,7 +125,8 @@ class TestVariables:
         ]
         (misspelt,) = (text for severity, text in found if severity == "warning")
         assert misspelt.endswith("did you mean BYTEPS_PARTITION_BYTES?")
-        assert ("note", "BYTEPS_ENABLE_ASYNC=1 has no effect here: training is synchronous so far") in found
+        reason = "a round is summed as soon as its last contribution is there"
+        assert ("note", f"BYTEPS_SERVER_ENABLE_SCHEDULE=1 has no effect here: {reason}") in found
         assert "ok" not in {severity for severity, _ in found}
 
     def test_good_ones(self) -> None:

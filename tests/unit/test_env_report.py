@@ -108,9 +108,9 @@ def test_contradictions_are_told_once() -> None:
 
 
 def test_what_has_no_effect_or_is_misspelt_is_noted() -> None:
-    report = inspect_environment(JOB | {"BYTEPS_ENABLE_ASYNC": "1", "DMLC_NUM_WORKERS": "3"}, Role.WORKER)
+    report = inspect_environment(JOB | {"BYTEPS_SERVER_ENABLE_SCHEDULE": "1", "DMLC_NUM_WORKERS": "3"}, Role.WORKER)
     assert not report.is_bad
-    assert "Notes\n  BYTEPS_ENABLE_ASYNC=1 has no effect here" in as_text(report)
+    assert "Notes\n  BYTEPS_SERVER_ENABLE_SCHEDULE=1 has no effect here" in as_text(report)
     assert "did you mean DMLC_NUM_WORKER?" in report.notes[1]
 
 

@@ -161,7 +161,7 @@ class TestDecodeRefuses:
         with pytest.raises(RemoteProtocolError, match="out of range"):
             decode(literal(dtype=bytes([dtype])), None)
 
-    @pytest.mark.parametrize("operation", [0, 4, 255])
+    @pytest.mark.parametrize("operation", [0, 6, 255])
     def test_an_unknown_operation(self, operation: int) -> None:
         with pytest.raises(RemoteProtocolError, match="out of range"):
             decode(literal(operation=bytes([operation])), None)

@@ -25,7 +25,11 @@ def test_each_reason_speaks_of_names_that_are_read() -> None:
 @pytest.mark.parametrize(
     ("environ", "line"),
     [
-        ({"BYTEPS_ENABLE_ASYNC": "1"}, "BYTEPS_ENABLE_ASYNC=1 has no effect here: training is synchronous so far"),
+        (
+            {"BYTEPS_SERVER_ENABLE_SCHEDULE": "1"},
+            "BYTEPS_SERVER_ENABLE_SCHEDULE=1 has no effect here: a round is summed as soon as its last contribution is "
+            "there",
+        ),
         (
             {"PS_HEARTBEAT_TIMEOUT": " 60 "},
             "PS_HEARTBEAT_TIMEOUT=60 has no effect here: signs of life are always sent; BYTEPS_LOST_TIMEOUT says how "
@@ -49,9 +53,9 @@ def test_no_effect(environ: dict[str, str], line: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("BYTEPS_ENABLE_ASYNC", "0"),
-        ("BYTEPS_ENABLE_ASYNC", "False"),
-        ("BYTEPS_ENABLE_ASYNC", " "),
+        ("BYTEPS_SERVER_ENABLE_SCHEDULE", "0"),
+        ("BYTEPS_SERVER_ENABLE_SCHEDULE", "False"),
+        ("BYTEPS_SERVER_ENABLE_SCHEDULE", " "),
         ("BYTEPS_KEY_HASH_FN", "djb2"),
         ("DMLC_ENABLE_RDMA", "zmq"),
         ("BYTEPS_NUMA_ON", "1"),
@@ -78,7 +82,11 @@ def test_what_asks_for_nothing_is_no_news(name: str, value: str) -> None:
         ("BPS_PARTITION_BYTES", "; did you mean BYTEPS_PARTITION_BYTES?"),
         ("dmlc_ps_root_uri", "; did you mean DMLC_PS_ROOT_URI?"),
         ("PS_VERBOS", "; did you mean PS_VERBOSE?"),
-        ("BYTEPS_ENABLE_ASYNCH", "; BYTEPS_ENABLE_ASYNC has no effect here either: training is synchronous so far"),
+        (
+            "BYTEPS_SERVER_ENABLE_SCHEDUL",
+            "; BYTEPS_SERVER_ENABLE_SCHEDULE has no effect here either: a round is summed as soon as its last "
+            "contribution is there",
+        ),
         ("BYTEPS_FAVOURITE_COLOUR", ""),
         ("DMLC_", ""),
     ],
@@ -110,14 +118,14 @@ def test_variables_of_others_are_left_alone(name: str, value: str) -> None:
 
 
 def test_the_report_is_in_a_fixed_order() -> None:
-    environ = {"DMLC_X": "1", "DMLC_LOCAL": "1", "BYTEPS_ENABLE_ASYNC": "1"}
+    environ = {"DMLC_X": "1", "DMLC_LOCAL": "1", "BYTEPS_SERVER_ENABLE_SCHEDULE": "1"}
     assert report(environ) == report(dict(reversed(environ.items())))
     assert len(report(environ)) == 3
 
 
 class TestAtStart:
     def test_the_launcher_has_told_it(self) -> None:
-        environ = {"BYTEPS_ENABLE_ASYNC": "1", "BYTEPS_VISIBLE_CPU_CORES": "0"}
+        environ = {"BYTEPS_SERVER_ENABLE_SCHEDULE": "1", "BYTEPS_VISIBLE_CPU_CORES": "0"}
         assert at_start(Role.WORKER, {**environ, "BYTEPS_LAUNCH_ID": "9a"}) == []
         assert len(at_start(Role.WORKER, environ)) == 2
         as_without = {"BYTEPS_CPU_BLACKLIST": "-1", "BYTEPS_MULTITHREADED_CPU": "yes", "BYTEPS_NUMA_ON": "0"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from byteps_py.errors import AgreementError, TransportError
+from byteps_py.errors import AgreementError, TransportError, UnsupportedError
 from byteps_py.roles.local import LocalWorker
 from byteps_py.session import Session
 from byteps_py.telemetry.stages import WORKER_STAGES
@@ -75,3 +75,9 @@ def test_no_stage_is_passed() -> None:
     worker = LocalWorker()
     worker.submit(SPEC, np.ones((2, 2), np.float32), None, Operation.SUM)
     assert worker.stages() == dict.fromkeys(WORKER_STAGES, (0, 0.0))
+
+
+@pytest.mark.parametrize("operation", [Operation.SEED, Operation.DIFFERENCE])
+def test_there_is_no_server_to_hold_a_tensor(operation: Operation) -> None:
+    with pytest.raises(UnsupportedError, match=f"{operation.name} is an operation of asynchronous training"):
+        Session(LocalWorker()).submit(SPEC, np.zeros((2, 2), np.float32), None, operation)

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from byteps_py.core.roster import Member, Problem, Roster, is_same_process, node_key
+from byteps_py.core.places import node_key
+from byteps_py.core.roster import Member, Problem, Roster, is_same_process
 from byteps_py.types import Role
 from tests.helpers.registrations import process, server, worker
 

@@ -50,6 +50,7 @@ def test_stats_count_steps_samples_and_cpu_time() -> None:
         "messages": {"sent": 0, "received": 0},
         "transport": {"shm": 0, "tcp": 0},
         "stages": {name: {"count": 0, "seconds": 0.0} for name in WORKER_STAGES},
+        "staleness": {"count": 0, "mean": 0.0, "max": 0},
     }
     json.dumps(found)
 

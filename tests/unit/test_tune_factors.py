@@ -129,7 +129,7 @@ class TestNotes:
         assert "did you mean BYTEPS_PARTITION_BYTES?" in line
 
     def test_a_variable_without_effect_is_told(self) -> None:
-        assert any("no effect here" in line for line in notes([factor("BYTEPS_ENABLE_ASYNC=0,1")]))
+        assert any("no effect here" in line for line in notes([factor("BYTEPS_SERVER_ENABLE_SCHEDULE=0,1")]))
 
     def test_others_are_no_news(self) -> None:
         assert notes([factor("num-servers=1,2"), factor("LR=1,2"), factor("BYTEPS_KERNELS=native,reference")]) == []
