@@ -25,6 +25,7 @@ from byteps_py.roles.farewell import Farewell
 from byteps_py.roles.groups import KnownGroups
 from byteps_py.roles.joining import AnyWorker, join
 from byteps_py.roles.pending import Pending
+from byteps_py.roles.rows import Rows
 from byteps_py.settings import environment
 from byteps_py.telemetry.metrics import SpeedRecord
 from byteps_py.telemetry.recorder import Recorder
@@ -55,8 +56,7 @@ class Session:
     """This process's membership in a job.  Methods may be called by any thread.
 
     Attributes:
-        rank, size: place among all worker processes, and their number.
-        local_rank, local_size: the same on this machine.
+        rank, size, local_rank, local_size: place among all worker processes, or this machine's, and their number.
         steps, samples: what :meth:`mark_step` counted.
         specs: what was pushed so far, by name: looking it up is quicker than making it.
     """
@@ -123,7 +123,7 @@ class Session:
     def submit(
         self,
         spec: TensorSpec,
-        source: npt.NDArray[Any] | None,
+        source: npt.NDArray[Any] | Rows | None,
         output: npt.NDArray[Any] | None,
         operation: Operation,
         *,
@@ -135,11 +135,12 @@ class Session:
 
         Args:
             spec: name, dtype, shape and group; a name that was not declared is declared on the way.
-            source: C-contiguous array of ``spec.dtype.storage`` with ``spec.count`` elements; copied before this
-                returns. None contributes nothing: it counts as zero, and for BROADCAST it is what all but the root
-                pass.
+            source: C-contiguous array of ``spec.dtype.storage`` with ``spec.count`` elements, copied before this
+                returns; or rows, then this worker's own no more. None contributes nothing: it counts as zero, and for
+                BROADCAST, which knows no rows, it is what all but the root pass.
             output: writable C-contiguous array like ``source``, and possibly the same, that receives the result; it
-                must not be touched before the operation is done. None makes a new array of ``spec.shape``.
+                must not be touched before the operation is done. None makes a new array of ``spec.shape``. Where
+                workers contribute rows the result is in ``rows`` of what is returned.
             operation: must be the same on all workers (of the group), as must ``root`` and ``step``.
             root: for BROADCAST, whose contribution is the result.
             priority: higher goes first where several wait.
@@ -255,8 +256,7 @@ def init(lazy: bool = True) -> None:
     """Join the job that the ``DMLC_*`` variables describe; blocks until it is complete.
 
     Without ``DMLC_ROLE``, and with ``DMLC_NUM_WORKER=1`` unless ``BYTEPS_FORCE_DISTRIBUTED=1``, this process is a job
-    of its own and nothing is connected.  A second call does nothing.  The session ends by :func:`shutdown`, which also
-    runs when the interpreter exits.
+    of its own and nothing is connected.  A second call does nothing.  :func:`shutdown`, or the exit, ends it.
 
     Args:
         lazy: accepted because BytePS has it; the connection is always made at once.
