@@ -25,10 +25,10 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1, help="of the initial vectors and of the pairs")
-    parser.add_argument("--words", type=int, default=20_000)
-    parser.add_argument("--topics", type=int, default=20)
+    parser.add_argument("--words", type=int, default=5_000)
+    parser.add_argument("--topics", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=256, help="pairs per process and step")
-    parser.add_argument("--lr", type=float, default=100.0)
+    parser.add_argument("--lr", type=float, default=150.0)
     parser.add_argument("--dense", action="store_true", help="push the gradient of the table as a whole")
     return parser.parse_args()
 
@@ -62,7 +62,8 @@ def main() -> None:
     for step in range(arguments.steps):
         first, second, together = draw(arguments, generator)
         optimizer.zero_grad()
-        loss = functional.binary_cross_entropy_with_logits((table(first) * table(second)).sum(1), together)
+        one, other = table(torch.stack([first, second]))  # in one look-up: torch adds up the rows of two in another order
+        loss = functional.binary_cross_entropy_with_logits((one * other).sum(1), together)
         loss.backward()
         optimizer.step()
         losses.append(bps.push_pull(loss.detach(), name="loss").item())
