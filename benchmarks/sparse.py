@@ -55,9 +55,7 @@ class Traffic:
 
         def counting(found: list[Any]) -> list[Any]:
             with self._lock:
-                self.received += sum(
-                    frame.nbytes for each in found if each.peer != SCHEDULER for frame in each.frames
-                )
+                self.received += sum(frame.nbytes for each in found if each.peer != SCHEDULER for frame in each.frames)
             return found
 
         HostEndpoint.send = counting_send  # type: ignore[method-assign]
@@ -84,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
         default=os.environ.get(arguments.TRANSPORT, "auto"),
         help="(default: $BYTEPS_TRANSPORT, or auto)",
     )
-    found.add_argument("--json", type=arguments.json_file, metavar="FILE", help="write the figures there as well")
+    found.add_argument("--json", type=arguments.json_file, metavar="FILE", help="(default: nowhere)")
     return found
 
 

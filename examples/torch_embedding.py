@@ -62,7 +62,9 @@ def main() -> None:
     for step in range(arguments.steps):
         first, second, together = draw(arguments, generator)
         optimizer.zero_grad()
-        one, other = table(torch.stack([first, second]))  # in one look-up: torch adds up the rows of two in another order
+        one, other = table(
+            torch.stack([first, second])
+        )  # in one look-up: torch adds up the rows of two in another order
         loss = functional.binary_cross_entropy_with_logits((one * other).sum(1), together)
         loss.backward()
         optimizer.step()
