@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from byteps_py.objects import broadcast_object
     from byteps_py.operations import AVG, SUM, broadcast, declare, empty, poll, push_pull, push_pull_async, synchronize
+    from byteps_py.rows import push_pull_rows, push_pull_rows_async
     from byteps_py.session import (
         barrier,
         get_pushpull_speed,
@@ -82,6 +83,8 @@ __all__ = [
     "poll",
     "push_pull",
     "push_pull_async",
+    "push_pull_rows",
+    "push_pull_rows_async",
     "rank",
     "shutdown",
     "size",
@@ -96,6 +99,7 @@ _MODULES = {
         ("AVG", "SUM", "broadcast", "declare", "empty", "poll", "push_pull", "push_pull_async", "synchronize"),
         "operations",
     ),
+    **dict.fromkeys(("push_pull_rows", "push_pull_rows_async"), "rows"),
     **dict.fromkeys(
         (
             "barrier",

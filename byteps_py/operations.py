@@ -10,7 +10,7 @@ import itertools
 import operator
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -29,6 +29,7 @@ __all__ = [
     "broadcast",
     "declare",
     "empty",
+    "handles",
     "poll",
     "push_pull",
     "push_pull_async",
@@ -44,12 +45,12 @@ class _Handles:
 
     def __init__(self) -> None:
         self._next = itertools.count(1)
-        self._pending: dict[int, tuple[Pending, npt.NDArray[Any], npt.NDArray[Any] | None]] = {}
+        self._pending: dict[int, tuple[Pending, Callable[[], Any]]] = {}
 
-    def add(self, pending: Pending, result: npt.NDArray[Any], target: npt.NDArray[Any] | None) -> int:
-        """Keep an operation; ``result`` views its output, ``target`` is where a copy must go in the end."""
+    def add(self, pending: Pending, finish: Callable[[], Any]) -> int:
+        """Keep an operation; ``finish`` gives its result when it is over."""
         handle = next(self._next)
-        self._pending[handle] = (pending, result, target)
+        self._pending[handle] = pending, finish
         return handle
 
     def get(self, handle: int) -> Pending:
@@ -59,10 +60,10 @@ class _Handles:
         except KeyError:
             raise _unknown(handle) from None
 
-    def finish(self, handle: int) -> npt.NDArray[Any]:
+    def finish(self, handle: int) -> Any:
         """Wait for the operation, give its handle back, return the result."""
         try:
-            pending, result, target = self._pending[handle]
+            pending, finish = self._pending[handle]
         except KeyError:
             raise _unknown(handle) from None
         try:
@@ -70,10 +71,7 @@ class _Handles:
         finally:
             if pending.done():  # after a Ctrl-C it may not be, and can be waited for again
                 self._pending.pop(handle, None)
-        if target is None:
-            return result
-        np.copyto(target, result)
-        return target
+        return finish()
 
 
 def _unknown(handle: int) -> ValueError:
@@ -82,7 +80,8 @@ def _unknown(handle: int) -> ValueError:
     )
 
 
-_handles = _Handles()
+handles: Final = _Handles()
+"""Of all operations on arrays, and on rows of them."""
 
 
 def declare(name: str, shape: Sequence[int] | None = None, dtype: npt.DTypeLike = np.float32) -> None:
@@ -179,7 +178,7 @@ def push_pull(
     Returns:
         A new array of the dtype and shape of ``array``, or ``out``.
     """
-    return synchronize(push_pull_async(array, name, op, priority=priority, version=version, out=out))
+    return _array_of(push_pull_async(array, name, op, priority=priority, version=version, out=out))
 
 
 def broadcast(
@@ -200,7 +199,7 @@ def broadcast(
         ValueError: there is no worker of that rank.
         UnsupportedError, AgreementError: as :func:`push_pull_async` and :func:`synchronize`.
     """
-    return synchronize(_start(np.asarray(array), name, Operation.BROADCAST, out, root=root_rank))
+    return _array_of(_start(np.asarray(array), name, Operation.BROADCAST, out, root=root_rank))
 
 
 def poll(handle: int) -> bool:
@@ -210,11 +209,14 @@ def poll(handle: int) -> bool:
         ValueError: the handle is not known.
     """
     current()
-    return _handles.get(handle).done()
+    return handles.get(handle).done()
 
 
-def synchronize(handle: int) -> npt.NDArray[Any]:
+def synchronize(handle: int) -> Any:
     """Wait for an operation and return its result; the handle is used up.
+
+    Returns:
+        The array; for a handle of :func:`~byteps_py.rows.push_pull_rows_async` indices and values.
 
     Raises:
         ValueError: the handle is not known.
@@ -222,7 +224,12 @@ def synchronize(handle: int) -> npt.NDArray[Any]:
         ParticipantLeft: a worker left the job before it contributed.
         JobAborted, TransportTimeout: the job cannot go on.
     """
-    return _handles.finish(handle)
+    return handles.finish(handle)
+
+
+def _array_of(handle: int) -> npt.NDArray[Any]:
+    found: npt.NDArray[Any] = handles.finish(handle)
+    return found
 
 
 def _start(
@@ -261,7 +268,12 @@ def _start(
         priority=priority,
         step=version,
     )
-    return _handles.add(pending, result, target)
+    return handles.add(pending, lambda: result if target is None else _copied(target, result))
+
+
+def _copied(target: npt.NDArray[Any], result: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    np.copyto(target, result)
+    return target
 
 
 def _spec(session: Session, array: npt.NDArray[Any], name: str | None, op: Operation) -> TensorSpec:

@@ -24,6 +24,7 @@ from byteps_py.roles.farewell import Farewell
 from byteps_py.roles.groups import KnownGroups
 from byteps_py.roles.joining import AnyWorker, join
 from byteps_py.roles.pending import Pending
+from byteps_py.roles.rows import Rows
 from byteps_py.roles.worker_stats import worker_stats
 from byteps_py.settings import environment
 from byteps_py.telemetry.metrics import SpeedRecord
@@ -55,8 +56,7 @@ class Session:
     """This process's membership in a job.  Methods may be called by any thread.
 
     Attributes:
-        rank, size: place among all worker processes, and their number.
-        local_rank, local_size: the same on this machine.
+        rank, size, local_rank, local_size: place among all worker processes, or this machine's, and their number.
         is_asynchronous: whether the servers hold parameters, which :data:`~byteps_py.types.Operation.SEED` gives them.
         steps, samples: what :meth:`mark_step` counted.
         specs: what was pushed so far, by name: looking it up is quicker than making it.
@@ -125,7 +125,7 @@ class Session:
     def submit(
         self,
         spec: TensorSpec,
-        source: npt.NDArray[Any] | None,
+        source: npt.NDArray[Any] | Rows | None,
         output: npt.NDArray[Any] | None,
         operation: Operation,
         *,
@@ -137,11 +137,12 @@ class Session:
 
         Args:
             spec: name, dtype, shape and group; a name that was not declared is declared on the way.
-            source: C-contiguous array of ``spec.dtype.storage`` with ``spec.count`` elements; copied before this
-                returns. None contributes nothing: it counts as zero, and for BROADCAST it is what all but the root
-                pass.
+            source: C-contiguous array of ``spec.dtype.storage`` with ``spec.count`` elements, copied before this
+                returns; or rows, then this worker's own no more. None contributes nothing: it counts as zero, and for
+                BROADCAST, which knows no rows, it is what all but the root pass.
             output: writable C-contiguous array like ``source``, and possibly the same, that receives the result; it
-                must not be touched before the operation is done. None makes a new array of ``spec.shape``.
+                must not be touched before the operation is done. None makes a new array of ``spec.shape``. Where
+                workers contribute rows the result is in ``rows`` of what is returned.
             operation: must be the same on all workers (of the group), as must ``root`` and ``step``; but a DIFFERENCE
                 waits for nobody, and its ``step`` is its sender's.
             root: for BROADCAST and SEED, whose contribution is the result.
@@ -251,8 +252,7 @@ def init(lazy: bool = True) -> None:
     """Join the job that the ``DMLC_*`` variables describe; blocks until it is complete.
 
     Without ``DMLC_ROLE``, and with ``DMLC_NUM_WORKER=1`` unless ``BYTEPS_FORCE_DISTRIBUTED=1``, this process is a job
-    of its own and nothing is connected.  A second call does nothing.  The session ends by :func:`shutdown`, which also
-    runs when the interpreter exits.
+    of its own and nothing is connected.  A second call does nothing.  :func:`shutdown`, or the exit, ends it.
 
     Args:
         lazy: accepted because BytePS has it; the connection is always made at once.

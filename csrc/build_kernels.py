@@ -19,6 +19,7 @@ _SOURCES = (
     "ledger.c",
     "lend.c",
     "memory.c",
+    "rows.c",
 )
 _HEADERS = ("cdefs.h", "kernels.h", "convert.h", "half_f16c.h", "sum.h", "level.h")
 

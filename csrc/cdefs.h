@@ -58,6 +58,35 @@ int byteps_sum_groups(void *out, const void *const *sources, size_t n_sources, c
 int byteps_sum_converting(void *out, const void *const *sources, size_t n_sources, const size_t *groups,
                           size_t n_groups, int dtype, int widen, size_t count, int32_t divisor, int threads, int level);
 
+/* The indices of the rows that one source has, int64 in rising order, and their values one behind the other.  What is
+ * summed next is at `place`, and its index is `head`: those two belong to the functions below. */
+struct byteps_rows {
+    const void *indices, *values;
+    size_t count, place;
+    int64_t head;
+};
+
+/* What goes into a sum of rows and what comes out: dtype and dtype, dtype and float32, float32 and dtype. */
+enum byteps_form { BYTEPS_PLAIN = 0, BYTEPS_WIDEN = 1, BYTEPS_NARROW = 2 };
+
+/* Writes the indices that some source has to out, each once, in rising order; returns how many there are.  out has room
+ * for as many as all sources have together, which are never exceeded, in whatever order the indices are. */
+size_t byteps_merge_rows(int64_t *out, struct byteps_rows *sources, size_t n_sources);
+
+/* out[r] = (sum of row rows[r] of the sources) / divisor, for n_rows rows of `width` elements: bit for bit the rows of
+ * byteps_sum_groups, or byteps_sum_converting, where each source that lacks a row has zeros there.
+ * `rows` are from byteps_merge_rows.  `zeros` is one row of a source; `operands` is room for n_sources pointers.  out
+ * shares nothing with a source. */
+int byteps_sum_rows(void *out, const int64_t *rows, size_t n_rows, struct byteps_rows *sources, size_t n_sources,
+                    const size_t *groups, size_t n_groups, int dtype, int form, size_t width, int32_t divisor,
+                    const void *zeros, const void **operands, int level);
+
+/* out[r] = the left fold of the sizes[r] next rows of `values` that `order` names, for n_rows rows of `width` elements;
+ * 16-bit floats are accumulated in float32.  One row alone is copied bit by bit.  sizes[r] is at least 1, and `operands`
+ * is room for the largest of them. */
+int byteps_fold_rows(void *out, const void *values, const int64_t *order, const size_t *sizes, size_t n_rows, int dtype,
+                     size_t width, const void **operands, int level);
+
 /* Copies bytes between buffers that do not overlap. */
 int byteps_copy(void *out, const void *source, size_t n_bytes, int threads, int is_far);
 

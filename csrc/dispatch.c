@@ -124,7 +124,7 @@ static int sum_all(const struct work *work, size_t count, size_t n_bytes, int th
     return BYTEPS_OK;
 }
 
-static int check_sum(size_t n_sources, const size_t *groups, size_t n_groups, int32_t divisor, int threads, int level)
+int byteps_check_sum(size_t n_sources, const size_t *groups, size_t n_groups, int32_t divisor, int threads, int level)
 {
     if (level < BYTEPS_LEVEL_BASELINE || level > byteps_best_level())
         return BYTEPS_BAD_LEVEL;
@@ -142,7 +142,7 @@ int byteps_sum_groups(void *out, const void *const *sources, size_t n_sources, c
 {
     if (dtype < BYTEPS_FLOAT32 || dtype > BYTEPS_INT64)
         return BYTEPS_BAD_DTYPE;
-    const int status = check_sum(n_sources, groups, n_groups, divisor, threads, level);
+    const int status = byteps_check_sum(n_sources, groups, n_groups, divisor, threads, level);
     if (status != BYTEPS_OK)
         return status;
     const size_t n_bytes = count * byteps_item_bytes[dtype];
@@ -160,7 +160,7 @@ int byteps_sum_converting(void *out, const void *const *sources, size_t n_source
 {
     if (dtype != BYTEPS_FLOAT16 && dtype != BYTEPS_BFLOAT16)
         return BYTEPS_BAD_DTYPE;
-    const int status = check_sum(n_sources, groups, n_groups, divisor, threads, level);
+    const int status = byteps_check_sum(n_sources, groups, n_groups, divisor, threads, level);
     if (status != BYTEPS_OK)
         return status;
     const size_t n_narrow = count * byteps_item_bytes[dtype], n_wide = count * sizeof(float);

@@ -45,6 +45,9 @@ BYTEPS_DECLARE_LEVEL(avx512)
 /* The size of an element, by enum byteps_dtype. */
 extern const size_t byteps_item_bytes[BYTEPS_DTYPES];
 
+/* The status of the arguments that all sums have in common. */
+int byteps_check_sum(size_t n_sources, const size_t *groups, size_t n_groups, int32_t divisor, int threads, int level);
+
 /* Of a place in the table and a level that were checked. */
 byteps_sum_slice byteps_find_slice(int level, int index);
 

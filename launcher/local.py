@@ -21,8 +21,8 @@ from byteps_py.launcher.processes import ProcessSpec, module_command
 from byteps_py.launcher.topology import Group, Topology, read_topology
 from byteps_py.role import Role
 from byteps_py.settings import inspect, settings_class
-from byteps_py.trace_settings import TraceSettings, prepare_trace
 from byteps_py.startup_folder import with_startup_folder
+from byteps_py.trace_settings import TraceSettings, prepare_trace
 
 if TYPE_CHECKING:
     from byteps_py.plan.one_host import Choice

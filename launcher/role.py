@@ -21,8 +21,8 @@ from byteps_py.launcher.processes import ProcessSpec, module_command
 from byteps_py.launcher.topology import read_topology
 from byteps_py.role import Role
 from byteps_py.settings import WorkerSettings, is_distributed, read, settings_class, why_needless
-from byteps_py.trace_settings import prepare_trace
 from byteps_py.startup_folder import with_startup_folder
+from byteps_py.trace_settings import prepare_trace
 
 __all__ = ["plan_workers", "run_role"]
 

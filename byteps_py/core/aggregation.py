@@ -295,9 +295,11 @@ class Aggregation:
             if state.arrived & (mates if c.partial else 1 << c.participant):
                 other = next(rank for rank in self._ranks(state.arrived & mates))
                 return rejections.both_ways(c.round, c.participant, self._speaker(state, c.participant), other), None
-            if terms == state.terms:
-                return None
-            return rejections.disagreement(c.round, state.first, state.terms, c.participant, terms), None
+            if terms != state.terms:
+                return rejections.disagreement(c.round, state.first, state.terms, c.participant, terms), None
+            if c.payload is not None and state.form is not None and state.width != c.width:
+                return rejections.forms(c.round, *state.form, c.participant, c.width), None
+            return None
         state.first = c.participant
         state.terms = terms
         members = state.members
@@ -337,7 +339,7 @@ class Aggregation:
         state.phase = Phase.SUMMING
         state.payloads = []
         state.contributors = contributors
-        return [Sum(key, state.round, dtype, operation, count, sources, groups, divisor, wide)]
+        return [Sum(key, state.round, dtype, operation, count, sources, groups, divisor, wide, width=state.width)]
 
     def _who_pushed(self, state: KeyState, rank: int) -> int:
         """Who has sent what counts as the contribution of ``rank``."""
@@ -346,12 +348,13 @@ class Aggregation:
 
     def _finish(self, key: int, state: KeyState, payload: object | None, contributors: int) -> list[Action]:
         """The open round has a result: answer those who want it, and open the next round."""
-        state.last = result = Result(state.round, state.terms, payload, contributors)
+        state.last = result = Result(state.round, state.terms, payload, contributors, state.width)
         wants = self._ranks(state.wants & ~self._departed)
         state.round += 1
         state.phase = Phase.COLLECTING
         state.arrived = state.wants = state.borrowed = 0
         state.partials.clear()
+        state.form = None
         state.payloads = [None] * self._size
         return [_reply(rank, key, result) for rank in wants]
 
@@ -382,4 +385,4 @@ def _terms(c: Contribution) -> Terms:
 
 
 def _reply(rank: int, key: int, result: Result) -> Reply:
-    return Reply(rank, key, result.round, *result.terms, result.payload, result.contributors)
+    return Reply(rank, key, result.round, *result.terms, result.payload, result.contributors, result.width)

@@ -26,6 +26,7 @@ class Contribution(msgspec.Struct, frozen=True):
             the root's is looked at.
         want_result: whether the sender is to be sent the result without asking for it.
         borrowed: whether the payload lies in memory of its sender, which keeps it until it has the result.
+        width: elements of a row, where the payload is rows (:mod:`byteps_py.wire.rows`); 0: it is all elements.
         partial: 0; or, where it stands for all workers of the sender's node (a *partial*), 1 and how many of them had a
             payload: the payload is their sum then, for 16-bit floats in float32 if there were several.
     """
@@ -43,6 +44,7 @@ class Contribution(msgspec.Struct, frozen=True):
     want_result: bool
     borrowed: bool = False
     partial: int = 0
+    width: int = 0
 
     @property
     def contributors(self) -> int:
@@ -51,12 +53,13 @@ class Contribution(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """The result of a finished round."""
+    """The result of a finished round; ``width`` as of the contributions."""
 
     round: int
     terms: Terms
     payload: object | None
     contributors: int
+    width: int = 0
 
 
 class Accept(msgspec.Struct, frozen=True, gc=False):
@@ -78,6 +81,8 @@ class Sum(msgspec.Struct, frozen=True):
         wide: places of sources that are sums in float32 although ``dtype`` has 16 bits.
         partial: whether this is the sum of a node: not divided; of several 16-bit floats in float32; and of no source
             at all if all of its workers were absent.
+        width: 0; or the elements of a row, where the sources are rows: the result is the rows that some source has,
+            and a source that lacks one of them counts as zeros there.
     """
 
     key: int
@@ -90,13 +95,14 @@ class Sum(msgspec.Struct, frozen=True):
     divisor: int
     wide: tuple[int, ...] = ()
     partial: bool = False
+    width: int = 0
 
 
 class Reply(msgspec.Struct, frozen=True):
     """Send the result of a round to ``participant``; ``payload`` None: it is all zero, since all were absent.
 
     ``contributors`` is the number of contributions that had a payload and went into the result; for a DIFFERENCE its
-    staleness, see :mod:`byteps_py.core.parameters`.
+    staleness, see :mod:`byteps_py.core.parameters`.  ``width`` is as theirs.
     """
 
     participant: int
@@ -110,6 +116,7 @@ class Reply(msgspec.Struct, frozen=True):
     count: int
     payload: object | None
     contributors: int
+    width: int = 0
 
 
 class Missing(msgspec.Struct, frozen=True, gc=False):

@@ -34,6 +34,7 @@ class KeyState:
         contributors: number of workers whose payloads were handed out.
         partials: senders of partials, and of how many workers the payloads are in each.
         last: the result of the round before, until all have contributed to this one.
+        form: who first contributed a payload, and its ``width``, with which the others must agree; None: nobody yet.
         rejection: reason, and rank of the worker that left (None for a disagreement).
     """
 
@@ -50,6 +51,12 @@ class KeyState:
     last: Result | None = None
     rejection: tuple[str, int | None] = ("", None)
     partials: dict[int, int] = field(default_factory=dict)
+    form: tuple[int, int] | None = None
+
+    @property
+    def width(self) -> int:
+        """Elements of a row, where the payloads are rows; else 0."""
+        return 0 if self.form is None else self.form[1]
 
     def take(self, contribution: Contribution, covers: int) -> None:
         """It is here, for the ranks whose bits are set in ``covers``, and nothing speaks against it."""
@@ -57,5 +64,7 @@ class KeyState:
         self.arrived |= covers
         self.borrowed |= contribution.borrowed << rank
         self.payloads[rank] = contribution.payload
+        if contribution.payload is not None and self.form is None:
+            self.form = rank, contribution.width
         if contribution.partial:
             self.partials[rank] = contribution.contributors

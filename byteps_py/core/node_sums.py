@@ -42,9 +42,12 @@ class NodeSums(Aggregation):
         """What the contributions to the open round of a known key agree on, if there are any."""
         return self._keys[key].terms
 
-    def result(self, key: int, round: int, payload: object | None, contributors: int) -> list[Action]:
-        """The server has sent a result that is waited for."""
-        return self._finish(key, self._summing(key, round), payload, contributors)
+    def result(self, key: int, round: int, payload: object | None, contributors: int, width: int = 0) -> list[Action]:
+        """The server has sent a result that is waited for; it may be rows (of ``width`` elements) where the workers of
+        this node were all absent."""
+        state = self._summing(key, round)
+        state.form = None if payload is None else (self._givers[0], width)
+        return self._finish(key, state, payload, contributors)
 
     def refused(self, key: int, round: int, reason: str, departed: int | None) -> list[Action]:
         """The server has rejected a round whose result is waited for."""
@@ -69,4 +72,4 @@ class NodeSums(Aggregation):
         state.phase = Phase.SUMMING
         state.payloads = []
         state.contributors = len(sources)
-        return [Sum(key, state.round, dtype, operation, count, sources, groups, 1, partial=True)]
+        return [Sum(key, state.round, dtype, operation, count, sources, groups, 1, partial=True, width=state.width)]

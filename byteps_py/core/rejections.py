@@ -20,6 +20,7 @@ __all__ = [
     "departure",
     "disagreement",
     "empty_seed",
+    "forms",
     "gone",
     "held_by_servers",
     "other_shape",
@@ -45,6 +46,18 @@ def disagreement(round: int, rank: int, terms: Terms, other_rank: int, other_ter
     sides = [(rank, terms, other_terms), (other_rank, other_terms, terms)]
     first, second = (_side(*side) for side in sorted(sides, key=lambda side: side[0]))
     return f"workers disagree in round {round}: {first}, {second}; {_SAME_CALLS}"
+
+
+def forms(round: int, rank: int, width: int, other_rank: int, other_width: int) -> str:
+    """One contribution to a round is rows and another is not, or rows of another length; the lower rank comes first."""
+    first, second = (
+        f"worker {each} pushes {f'rows of {elements} elements' if elements else 'all elements, not rows of them'}"
+        for each, elements in sorted([(rank, width), (other_rank, other_width)])
+    )
+    return (
+        f"workers disagree in round {round}: {first}, {second}; a tensor is pushed by all workers as rows (a sparse "
+        "gradient), or by all of them dense"
+    )
 
 
 def both_ways(round: int, rank: int, speaker: int | None, other: int) -> str:

@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from byteps_py.errors import KernelError
+from byteps_py.kernels.row_arguments import RowSource
 from byteps_py.types import DType
 
-__all__ = ["Kernels", "select"]
+__all__ = ["Kernels", "RowSource", "select"]
 
 
 class Kernels(Protocol):
@@ -78,6 +82,71 @@ class Kernels(Protocol):
             out: as for :meth:`sum_groups`, but it shares nothing with any source.
             sources, groups, dtype, count, divisor, threads: as for :meth:`sum_groups`.
             widen: which step.
+
+        Raises:
+            KernelError: an argument breaks one of these rules.
+        """
+
+    def merge_rows(self, sources: Sequence[RowSource]) -> npt.NDArray[np.int64]:
+        """The indices that some source has, each once, in rising order: a new array.
+
+        Args:
+            sources: at least one. Where indices are not in rising order, the result is some of them, in some order.
+
+        Raises:
+            KernelError: an argument breaks one of these rules.
+        """
+
+    def sum_rows(
+        self,
+        out: object,
+        rows: npt.NDArray[np.int64],
+        sources: Sequence[RowSource],
+        groups: Sequence[int],
+        dtype: DType,
+        width: int,
+        divisor: int,
+        *,
+        widen: bool | None = None,
+    ) -> None:
+        """Write the sums of ``rows``, one behind the other, to ``out``: bit for bit those rows of a dense sum.
+
+        A source that lacks a row has zeros there.  So a row of -0.0 that one source has and another lacks becomes 0.0.
+        Runs on the caller's thread.
+
+        Args:
+            out: writable buffer of at least ``len(rows) * width`` elements, which shares nothing with any source.
+            rows: what :meth:`merge_rows` has made of ``sources``.
+            sources: as for :meth:`merge_rows`.
+            groups, dtype, divisor: as for :meth:`sum_groups`.
+            width: elements of a row, at least 1.
+            widen: None: sources and ``out`` hold ``dtype``; else as for :meth:`sum_converting`.
+
+        Raises:
+            KernelError: an argument breaks one of these rules.
+        """
+
+    def fold_rows(
+        self,
+        out: object,
+        values: object,
+        order: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int64],
+        dtype: DType,
+        width: int,
+    ) -> None:
+        """Sum rows of one buffer: row ``r`` of ``out`` is the left fold of the next ``sizes[r]`` rows in ``order``.
+
+        One alone is copied bit by bit; else float16 and bfloat16 are accumulated in float32 and rounded once, and a NaN
+        is the positive quiet one.  Runs on the caller's thread.
+
+        Args:
+            out: writable buffer of at least ``len(sizes) * width`` elements, which shares nothing with ``values``.
+            values: buffer of rows.
+            order: C-contiguous places of rows in ``values``.
+            sizes: C-contiguous, each at least 1; their sum is ``len(order)``.
+            dtype: element type.
+            width: elements of a row, at least 1.
 
         Raises:
             KernelError: an argument breaks one of these rules.

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, NewType, Protocol, overload
 
-import numpy as np
 import numpy.typing as npt
 
 _Type = NewType("_Type", object)
@@ -17,7 +16,7 @@ class _FFI(Protocol):
     def from_buffer(self, buffer: object, /) -> _Pointer:
         """The address of a buffer, which it keeps alive."""
     @overload
-    def from_buffer(self, declaration: str, buffer: npt.NDArray[np.uint8], /) -> Any:
+    def from_buffer(self, declaration: str, buffer: npt.NDArray[Any], /) -> Any:
         """The same as an array of C, whose items can be read and written."""
     @overload
     def from_buffer(self, as_type: _Type, buffer: object, require_writable: bool = False, /) -> _Pointer: ...
@@ -44,6 +43,9 @@ class _Library(Protocol):
     BYTEPS_ABSENT_FRAME: int
     BYTEPS_FIRST_FRAME: int
     BYTEPS_PAST_CACHES: int
+    BYTEPS_PLAIN: int
+    BYTEPS_WIDEN: int
+    BYTEPS_NARROW: int
     def byteps_best_level(self) -> int: ...
     def byteps_farewell(self, fd: int, milliseconds: int, /) -> int: ...
     def byteps_no_farewell(self) -> None: ...
@@ -80,6 +82,38 @@ class _Library(Protocol):
         count: int,
         divisor: int,
         threads: int,
+        level: int,
+        /,
+    ) -> int: ...
+    def byteps_merge_rows(self, out: _Pointer, sources: Any, n_sources: int, /) -> int: ...
+    def byteps_sum_rows(
+        self,
+        out: _Pointer,
+        rows: _Pointer,
+        n_rows: int,
+        sources: Any,
+        n_sources: int,
+        groups: Sequence[int],
+        n_groups: int,
+        dtype: int,
+        form: int,
+        width: int,
+        divisor: int,
+        zeros: _Pointer,
+        operands: Any,
+        level: int,
+        /,
+    ) -> int: ...
+    def byteps_fold_rows(
+        self,
+        out: _Pointer,
+        values: _Pointer,
+        order: _Pointer,
+        sizes: _Pointer,
+        n_rows: int,
+        dtype: int,
+        width: int,
+        operands: Any,
         level: int,
         /,
     ) -> int: ...

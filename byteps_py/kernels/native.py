@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from byteps_py.errors import KernelError
 from byteps_py.kernels._native import ffi, lib
 from byteps_py.kernels.arguments import OVERLAP_MESSAGE, SHARED_MESSAGE, check_converting, check_copy, check_sum
+from byteps_py.kernels.native_rows import NativeRows
 from byteps_py.types import DType
 
 __all__ = ["LEVELS", "NativeKernels"]
@@ -27,7 +28,7 @@ _UNFIT = (TypeError, ValueError, BufferError, OverflowError)
 """What cffi raises for a buffer or a number that C cannot take."""
 
 
-class NativeKernels:
+class NativeKernels(NativeRows):
     """:class:`byteps_py.kernels.Kernels` in C.
 
     Args:

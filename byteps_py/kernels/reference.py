@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from byteps_py.errors import KernelError
 from byteps_py.kernels.arguments import OVERLAP_MESSAGE, SHARED_MESSAGE, check_converting, check_copy, check_sum
+from byteps_py.kernels.reference_rows import ReferenceRows
 from byteps_py.types import DType
 
 __all__ = ["ReferenceKernels"]
@@ -21,7 +22,7 @@ __all__ = ["ReferenceKernels"]
 _Array = npt.NDArray[Any]
 
 
-class ReferenceKernels:
+class ReferenceKernels(ReferenceRows):
     """:class:`byteps_py.kernels.Kernels` in NumPy, on the caller's thread whatever ``threads`` says."""
 
     name = "reference"

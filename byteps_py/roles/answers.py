@@ -95,13 +95,14 @@ class Answers:
         """The result of a round."""
         self._take_back(action)
         payload = None if action.payload is None else memoryview(action.payload)  # type: ignore[arg-type]
+        flags = Flag.ROWS if action.width else Flag.NONE
         header = self._envelope.header(
             Opcode.RESULT,
             action.key,
             action.round,
             dtype=action.dtype,
             operation=action.operation,
-            flags=Flag.ABSENT if payload is None else Flag.NONE,
+            flags=Flag.ABSENT if payload is None else flags,
             root=action.root,
             detail=action.contributors,
             step=action.step,

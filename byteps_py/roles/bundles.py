@@ -119,7 +119,7 @@ class Bundles:
         last = self._last(row)
         if last is None or last.round != round_:
             return [Reject(rank, key, round_, rejections.gone(rank, round_))]
-        return [Reply(rank, key, round_, *last.terms, last.payload, last.contributors)]
+        return [Reply(rank, key, round_, *last.terms, last.payload, last.contributors, last.width)]
 
     def missing(self, key: int) -> tuple[int, ...] | None:
         """Ranks whose contribution the open round of ``key`` waits for; None if the key is not kept here."""

@@ -24,8 +24,9 @@ from byteps_py.roles.exchange import Exchange
 from byteps_py.roles.lane_keeper import LOOK_SECONDS, LaneKeeper
 from byteps_py.roles.light import Light
 from byteps_py.roles.pending import Pending
+from byteps_py.roles.rows import Rows
 from byteps_py.roles.tensor_book import TensorBook
-from byteps_py.roles.tensors import Tensor, TensorOperation, new_array
+from byteps_py.roles.tensors import Tensor, TensorOperation, new_array, rows_operation
 from byteps_py.telemetry.stages import WorkerTimes
 from byteps_py.transport.base import Endpoint, Message
 from byteps_py.types import Operation, TensorSpec
@@ -88,7 +89,7 @@ class Calls:
     def submit(
         self,
         spec: TensorSpec,
-        source: npt.NDArray[Any] | None,
+        source: npt.NDArray[Any] | Rows | None,
         output: npt.NDArray[Any] | None,
         operation: Operation,
         *,
@@ -102,7 +103,8 @@ class Calls:
         if tensor is None or tensor.spec is not spec:
             tensor = self._book.tensor(spec)
         pending = Pending(spec, output, self)
-        if tensor.light is not None and operation < Operation.BROADCAST:  # a SUM or an AVERAGE
+        # A SUM or an AVERAGE of whole tensors.
+        if tensor.light is not None and operation < Operation.BROADCAST and not isinstance(source, Rows):
             with self.lock:
                 self._check_life()
                 light, now = self._light, time.monotonic()
@@ -128,11 +130,7 @@ class Calls:
         return pending
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """An array of any content whose pushes need no copy where servers are on this machine.
-
-        Raises:
-            TransportError: there is no memory left.
-        """
+        """See :meth:`byteps_py.session.Session.empty`; the arguments were checked."""
         return new_array(self._endpoint.allocate, shape, dtype)
 
     def hurry(self) -> None:
@@ -278,13 +276,15 @@ class Calls:
         self,
         tensor: Tensor,
         pending: Pending,
-        source: npt.NDArray[Any] | None,
+        source: npt.NDArray[Any] | Rows | None,
         operation: Operation,
         root: int,
         priority: int,
         step: int,
     ) -> TensorOperation:
         """Bring the contribution to where servers can read it, unless that can wait."""
+        if isinstance(source, Rows):
+            return rows_operation(tensor, pending, source, operation, priority, step)
         begun = 0.0 if self._times is None else time.monotonic()
         staging: npt.NDArray[np.uint8] | None = None
         lent: npt.NDArray[np.uint8] | None = None

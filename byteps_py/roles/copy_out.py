@@ -11,9 +11,13 @@ import numpy.typing as npt
 
 from byteps_py.errors import RemoteProtocolError
 from byteps_py.kernels import Kernels
+from byteps_py.roles.pieces import slice_of
+from byteps_py.roles.rows import received_rows
 from byteps_py.roles.tensors import TensorOperation
 from byteps_py.telemetry.stages import WorkerTimes
 from byteps_py.transport.base import Message
+from byteps_py.types import Partition
+from byteps_py.wire.header import Flag, Header
 
 __all__ = ["CopyOut"]
 
@@ -42,6 +46,33 @@ class CopyOut:
         self._keys: set[int] = set()
         self._copied_bytes = 0
         self._copied_before: dict[int, int] = {}
+
+    def result(
+        self,
+        operation: TensorOperation,
+        partition: Partition,
+        header: Header,
+        payload: memoryview | None,
+        message: Message,
+    ) -> bool:
+        """Write the RESULT of ``partition`` to where the operation has its output, or keep the rows that it brings.
+
+        Returns:
+            False as :meth:`__call__`.
+
+        Raises:
+            RemoteProtocolError: as there; or the result is rows and the contribution is not, or the other way round.
+        """
+        spec = operation.tensor.spec
+        if header.flags & Flag.ROWS:
+            if operation.contributes and operation.rows is None:
+                raise RemoteProtocolError(f"a result for {spec.name!r} that is rows, of contributions that are not")
+            operation.arrived[partition.key] = received_rows(spec, header, payload, message)
+            return True
+        if operation.rows is not None:
+            raise RemoteProtocolError(f"a result for {spec.name!r} that is not rows, of contributions that are")
+        target = slice_of(operation, operation.output, partition)
+        return self(operation, partition.key, target, None if header.flags & Flag.ABSENT else payload, message)
 
     def __call__(
         self,

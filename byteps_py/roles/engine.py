@@ -17,6 +17,7 @@ import numpy as np
 from byteps_py.core.aggregation import Sum
 from byteps_py.kernels import Kernels
 from byteps_py.roles.lent import Lent
+from byteps_py.roles.row_sums import rows_bound, sum_rows
 from byteps_py.telemetry.stages import SumTimes
 from byteps_py.transport.base import Buffer
 from byteps_py.types import DType
@@ -29,7 +30,9 @@ INLINE_BYTES: Final = 65536
 
 
 def result_bytes(action: Sum) -> int:
-    """Bytes of what a sum makes."""
+    """Bytes of what a sum makes; of rows, whose number is known afterwards, at most."""
+    if action.width:
+        return rows_bound(action)
     wide = action.partial and is_wide(action.dtype, len(action.sources))
     return action.count * (DType.FLOAT32 if wide else action.dtype).itemsize
 
@@ -102,7 +105,7 @@ class Engine:
                 else into new memory.
         """
         asked = 0.0 if self._owners is None else time.monotonic()
-        if action.count * action.dtype.itemsize < INLINE_BYTES:
+        if (rows_bound(action) if action.width else action.count * action.dtype.itemsize) < INLINE_BYTES:
             return self._timed_sum(action, out, 1, self._owners, asked)
         self._waiting.put((action, out, asked))
         return None
@@ -155,10 +158,12 @@ class Engine:
         lent = [each for each in action.sources if isinstance(each, Lent)]
         sources = [each.view if isinstance(each, Lent) else each for each in action.sources]
         payload = memoryview(b"")
-        if action.count and sources:
-            copies = len(sources) == 1 and action.divisor == 1 and not action.wide
+        copies = len(sources) == 1 and action.divisor == 1 and not action.wide
+        if action.width and not copies:
+            payload = sum_rows(self.kernels, action, sources, out)
+        elif (action.count or action.width) and sources:
             converts = bool(action.wide) or is_wide(action.dtype, len(sources) * action.partial)
-            nbytes = result_bytes(action)
+            nbytes = result_bytes(action)  # a copy of rows has as many as these
             target = self._output(sources[0], nbytes, over=not copies and not converts) if out is None else out
             if copies:  # with all its bits, where a sum would change some NaNs
                 self.kernels.copy(target, sources[0], nbytes, team)

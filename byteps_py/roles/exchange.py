@@ -28,7 +28,7 @@ from byteps_py.roles.link_speed import LinkSpeed, measure_link
 from byteps_py.roles.neighbours import Neighbours, connect
 from byteps_py.roles.node import Node, make_node
 from byteps_py.roles.outbox import Outbox
-from byteps_py.roles.pieces import Pieces, partition_of, slice_of
+from byteps_py.roles.pieces import Pieces, partition_of
 from byteps_py.roles.reach import Reach
 from byteps_py.roles.stall import StallWatch
 from byteps_py.roles.tensors import Tensor, TensorOperation
@@ -147,7 +147,7 @@ class Exchange:
         """Start an operation on a tensor that has been placed."""
         placement = operation.tensor.placement
         assert placement is not None
-        error = None if self.node is None else self.node.departure(operation.tensor)
+        error = operation.obstacle() or (None if self.node is None else self.node.departure(operation.tensor))
         if error is not None:
             operation.pending.fail(error)
             return
@@ -157,7 +157,7 @@ class Exchange:
             self._last_id,
             placement.tensor_id,
             placement.partitions,
-            operation.tensor.spec.dtype.itemsize,
+            operation.itemsize,
             operation.priority,
             not operation.contributes,
         )
@@ -343,12 +343,10 @@ class Exchange:
             raise RemoteProtocolError(f"a result for {operation.tensor.spec.name!r} of another shape")
         if self._times is not None:
             self._times.received(header.key, now)
-        absent = bool(header.flags & Flag.ABSENT)
-        target = slice_of(operation, operation.output, partition)
-        copied = self._copy_out(operation, header.key, target, None if absent else payload, message)
+        copied = self._copy_out.result(operation, partition, header, payload, message)
         if not copied or operation.failure is not None:  # while the lock was let go
             return
-        operation.absent = operation.absent and absent
+        operation.absent = operation.absent and bool(header.flags & Flag.ABSENT)
         self._asynchrony.answered(operation, header)
         operation.progressed = now
         operation.waits_for.pop(header.key, None)
@@ -367,8 +365,8 @@ class Exchange:
             operation.tensor.recycle(operation.staging)
         if self._times is not None:
             self._times.completed(header.key, header.round, operation.submitted, operation.copied)
-        self._speed.add(now, int(time.time() * 1000), operation.tensor.spec.nbytes)
-        operation.pending.complete(operation.absent)
+        self._speed.add(now, int(time.time() * 1000), operation.nbytes)
+        operation.complete()
 
     def _rejected(self, now: float, header: Header, payload: memoryview | None, flies: bool) -> None:
         start = self._pipeline.find(header.key, header.round)

@@ -22,6 +22,7 @@ from byteps_py.roles.local import LocalWorker
 from byteps_py.roles.member import worker_identity
 from byteps_py.roles.message_log import log_messages
 from byteps_py.roles.pending import Pending
+from byteps_py.roles.rows import Rows
 from byteps_py.roles.worker import Worker
 from byteps_py.settings import (
     MAX_PARTITION_BYTES,
@@ -63,7 +64,7 @@ class AnyWorker(Protocol):
     def submit(
         self,
         spec: TensorSpec,
-        source: npt.NDArray[Any] | None,
+        source: npt.NDArray[Any] | Rows | None,
         output: npt.NDArray[Any] | None,
         operation: Operation,
         *,

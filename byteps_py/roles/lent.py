@@ -11,12 +11,14 @@ from byteps_py.core.aggregation import Contribution
 from byteps_py.transport.base import Message
 from byteps_py.wire.bundle import ENTRY
 from byteps_py.wire.header import Flag, Header
+from byteps_py.wire.rows import check_rows
 
 __all__ = ["Bundle", "Lent", "borrow", "pushed"]
 
 _ABSENT: Final = int(Flag.ABSENT)
 _WANT_RESULT: Final = int(Flag.WANT_RESULT)
 _PARTIAL: Final = int(Flag.PARTIAL)
+_ROWS: Final = int(Flag.ROWS)
 
 
 class Lent(NamedTuple):
@@ -63,8 +65,13 @@ def borrow(view: memoryview | None, rank: int, message: Message) -> object | Non
 
 
 def pushed(header: Header, payload: memoryview | None, message: Message) -> Contribution:
-    """What a PUSH brings; its payload is a :class:`~byteps_py.roles.lent.Lent` if it lies in the sender's memory."""
+    """What a PUSH brings; its payload is a :class:`~byteps_py.roles.lent.Lent` if it lies in the sender's memory.
+
+    Raises:
+        RemoteProtocolError: it is to be rows and is not.
+    """
     flags = int(header.flags)
+    width = check_rows(header, payload) if flags & _ROWS else 0
     found = None if flags & _ABSENT else borrow(memoryview(b"") if payload is None else payload, header.sender, message)
     return Contribution(
         participant=header.sender,
@@ -80,4 +87,5 @@ def pushed(header: Header, payload: memoryview | None, message: Message) -> Cont
         want_result=bool(flags & _WANT_RESULT),
         borrowed=isinstance(found, Lent),
         partial=1 + header.detail if flags & _PARTIAL else 0,
+        width=width,
     )

@@ -37,6 +37,7 @@ from byteps_py.errors import RemoteProtocolError
 from byteps_py.roles.envelope import Envelope
 from byteps_py.roles.flight import Bundle, Flight, bytes_of
 from byteps_py.roles.pending import Pending
+from byteps_py.roles.rows import received_rows
 from byteps_py.roles.tensors import Tensor
 from byteps_py.telemetry.stages import WorkerTimes
 from byteps_py.transport.base import Buffer, Endpoint, Message
@@ -234,8 +235,13 @@ class Light:
         spec = flight.tensor.spec
         if (header.dtype, header.offset, header.count) != (spec.dtype, 0, spec.count):
             raise RemoteProtocolError(f"a result for {spec.name!r} of another shape")
-        flight.pending.absent = absent = bool(header.flags & Flag.ABSENT)
-        if absent:
+        absent, is_rows = bool(header.flags & Flag.ABSENT), bool(header.flags & Flag.ROWS)
+        if is_rows and not flight.absent:
+            raise RemoteProtocolError(f"a result for {spec.name!r} that is rows, of contributions that are not")
+        flight.pending.absent = absent
+        if is_rows:
+            flight.pending.rows = received_rows(spec, header, payload, message)
+        elif absent:
             flight.output[:] = bytes(len(flight.output))
         elif payload is not None:
             flight.output[:] = payload

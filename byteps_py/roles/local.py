@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from byteps_py.roles.asynchrony import Asynchrony
 from byteps_py.roles.pending import Pending
+from byteps_py.roles.rows import Rows
 from byteps_py.roles.tensors import check_spec, check_unchanged, new_array
 from byteps_py.telemetry.metrics import SpeedRecord
 from byteps_py.telemetry.stages import Stages, worker_stages
@@ -47,7 +48,7 @@ class LocalWorker:
     def submit(
         self,
         spec: TensorSpec,
-        source: npt.NDArray[Any] | None,
+        source: npt.NDArray[Any] | Rows | None,
         output: npt.NDArray[Any] | None,
         operation: Operation,
         *,
@@ -59,7 +60,9 @@ class LocalWorker:
         del operation, root, priority, step
         self.declare([spec])
         pending = Pending(spec, output)
-        if source is None:
+        if isinstance(source, Rows):
+            pending.rows = source
+        elif source is None:
             pending.output.fill(0)
         elif pending.output is not source:
             pending.output.reshape(-1)[:] = source.reshape(-1)

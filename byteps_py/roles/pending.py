@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from byteps_py.errors import NotInitializedError
+from byteps_py.roles.rows import Rows
 from byteps_py.types import TensorSpec
 
 __all__ = ["Driver", "Pending", "Signal", "Sleeper", "is_done_by"]
@@ -83,9 +84,11 @@ class Pending:
         output: C-contiguous array of ``spec.dtype.storage`` with ``spec.count`` elements; holds the result after
             :meth:`wait` and must not be touched before.
         absent: after :meth:`wait`, whether no worker contributed anything; ``output`` is zero then.
+        rows: after :meth:`wait`, the result, where workers contributed rows of the tensor; ``output`` means nothing
+            then. None where the result is in ``output``.
     """
 
-    __slots__ = ("_callback", "_done", "_driver", "_error", "_event", "absent", "output", "spec")
+    __slots__ = ("_callback", "_done", "_driver", "_error", "_event", "absent", "output", "rows", "spec")
 
     _making = threading.Lock()
 
@@ -93,6 +96,7 @@ class Pending:
         self.spec = spec
         self.output: npt.NDArray[Any] = np.empty(spec.shape, spec.dtype.storage) if output is None else output
         self.absent = False
+        self.rows: Rows | None = None
         self._driver = driver
         self._done = False
         self._error: BaseException | None = None

@@ -7,6 +7,9 @@ and one that still leaves after it, because it was pushed twice, is of a round t
 that a server of this machine reads is copied when it is pushed, into the buffer of one whose result has come: few
 buffers are in use at a time, which stay in the processor's cache on their way from this copy to the sum.
 
+Rows of a tensor are copied when their operation starts, and once more when their partition is pushed, into memory of
+its own, since only then it is known which rows begin there.
+
 Not thread-safe: the caller holds the worker's lock.
 """
 
@@ -20,6 +23,7 @@ import numpy.typing as npt
 
 from byteps_py.kernels import Kernels
 from byteps_py.roles.envelope import Envelope
+from byteps_py.roles.rows import Rows, pack_rows, width_of
 from byteps_py.roles.tensors import TensorOperation
 from byteps_py.transport.base import Buffer, Endpoint
 from byteps_py.types import Partition, split_key
@@ -47,6 +51,8 @@ class Pieces:
 
     def payload(self, operation: TensorOperation, partition: Partition, peer: bytes) -> memoryview:
         """The bytes of ``partition`` to push to ``peer``, for the first time or again."""
+        if operation.rows is not None:
+            return self._packed(operation, operation.rows, partition).data
         if operation.staging is not None:
             return slice_of(operation, operation.staging, partition).data
         piece = operation.pieces.get(partition.key)
@@ -64,18 +70,24 @@ class Pieces:
     def push(self, envelope: Envelope, operation: TensorOperation, key: int, round_: int, peer: bytes) -> list[Buffer]:
         """The message to ``peer`` with the contribution to one partition, for the first time or again."""
         partition = partition_of(operation, key)
+        flags, length = Flag.WANT_RESULT, partition.count * operation.tensor.spec.dtype.itemsize
+        if operation.rows is not None:
+            packed = self._packed(operation, operation.rows, partition)
+            flags, length = Flag.WANT_RESULT | Flag.ROWS, packed.nbytes
+        elif not operation.contributes:
+            flags, length = Flag.WANT_RESULT | Flag.ABSENT, 0
         header = envelope.header(
             Opcode.PUSH,
             key,
             round_,
             dtype=operation.tensor.spec.dtype,
             operation=operation.operation,
-            flags=Flag.WANT_RESULT if operation.contributes else Flag.WANT_RESULT | Flag.ABSENT,
+            flags=flags,
             root=operation.root,
             step=operation.step,
             offset=partition.offset,
             count=partition.count,
-            length=partition.count * operation.tensor.spec.dtype.itemsize if operation.contributes else 0,
+            length=length,
         )
         frames: list[Buffer] = [encode(header)]
         if header.length:
@@ -85,10 +97,20 @@ class Pieces:
     def finished(self, operation: TensorOperation, key: int) -> None:
         """The result of a partition is here, so nobody reads its contribution any more."""
         piece = operation.pieces.pop(key, None)
-        if piece is not None:
+        if piece is not None and operation.rows is None:
             spare = self._spare.setdefault(piece.nbytes, [])
             if len(spare) < _MOST_SPARE:
                 spare.append(piece)
+
+    def _packed(self, operation: TensorOperation, rows: Rows, partition: Partition) -> npt.NDArray[np.uint8]:
+        """The rows of ``partition``, packed when they are pushed for the first time."""
+        piece = operation.pieces.get(partition.key)
+        if piece is None:
+            begun = time.monotonic()
+            width = width_of(operation.tensor.spec)
+            piece = operation.pieces[partition.key] = pack_rows(rows, width, partition, self._endpoint)
+            operation.copied += time.monotonic() - begun
+        return piece
 
     def _take(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """The buffer that was used last is the one that is in the cache."""

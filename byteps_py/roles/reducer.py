@@ -14,7 +14,8 @@ round passes two machines, :class:`~byteps_py.core.node_sums.NodeSums` and what 
     on its way         REJECT                             passed on to the node                   rejected
 
 The sum and the result of a round share a buffer, of which each key has two, by the parity of the round: the server has
-read the sum when it sends the result, and the node has read the result when it contributes to the next round.
+read the sum when it sends the result, and the node has read the result when it contributes to the next round.  Of rows,
+whose number differs from round to round, each has memory of its own.
 
 Not thread-safe: the caller holds the worker's lock, which is let go while a large result is copied.
 """
@@ -44,6 +45,7 @@ from byteps_py.transport.base import Endpoint, Message
 from byteps_py.types import DType
 from byteps_py.wire.control import Placement, Welcome
 from byteps_py.wire.header import RANK_ENTRY, Flag, Header, Opcode
+from byteps_py.wire.rows import check_rows
 
 __all__ = ["Reducer"]
 
@@ -89,6 +91,7 @@ class Reducer:
         self._held = held
         self._answers = Answers(endpoint, envelope, welcome, held)
         self._contributors: dict[int, int] = {}
+        self._widths: dict[int, int] = {}
         self._copying: set[int] = set()
 
     def knows(self, peer: bytes) -> bool:
@@ -221,6 +224,12 @@ class Reducer:
 
     def _sum(self, now: float, action: Sum) -> None:
         contributors = self._contributors[action.key] = len(action.sources)
+        self._widths[action.key] = action.width
+        if action.width:
+            done = self._engine.submit(action, self._endpoint.allocate(result_bytes(action)).data)
+            if done is not None:
+                self._summed(now, done)
+            return
         if not contributors or not action.count:
             empty = memoryview(b"") if contributors else None
             self._forward(now, action.key, action.round, empty)
@@ -237,7 +246,7 @@ class Reducer:
             self._perform(now, self._sums.changed(done.key, done.round, done.changed))
 
     def _forward(self, now: float, key: int, round_: int, payload: memoryview | None) -> None:
-        passage = Passage(round_, self._sums.terms(key), payload, self._contributors.pop(key))
+        passage = Passage(round_, self._sums.terms(key), payload, self._contributors.pop(key), self._widths.pop(key))
         self._upstream.push(now, key, passage)
 
     def _result(
@@ -252,10 +261,14 @@ class Reducer:
             return
         self._upstream.received(now, key)
         result: memoryview | None = None
+        width = check_rows(header, payload) if header.flags & Flag.ROWS else 0
         if not header.flags & Flag.ABSENT:
             result = memoryview(b"")
             if payload is not None and payload.nbytes:
-                room = self._room(key, round_, dtype, count)[: payload.nbytes]
+                if width:
+                    room = self._endpoint.allocate(payload.nbytes).data
+                else:
+                    room = self._room(key, round_, dtype, count)[: payload.nbytes]
                 self._copying.add(key)
                 begun = time.monotonic()
                 try:
@@ -267,7 +280,7 @@ class Reducer:
         if self._upstream.find(key, round_) is not passage:  # while the lock was let go
             return
         self._upstream.finished(now, key, round_)
-        self._perform(now, self._sums.result(key, round_, result, header.detail))
+        self._perform(now, self._sums.result(key, round_, result, header.detail, width))
 
     def _room(self, key: int, round_: int, dtype: DType, count: int) -> memoryview:
         """Memory for the sum, and then for the result, of a round."""

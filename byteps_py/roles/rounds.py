@@ -16,7 +16,7 @@ from byteps_py.core.aggregation import Accept, Action, Aggregation, Contribution
 from byteps_py.errors import RemoteProtocolError
 from byteps_py.roles.answers import Answers
 from byteps_py.roles.bundles import Bundles, Taken, contribution_of
-from byteps_py.roles.engine import Engine, Summed
+from byteps_py.roles.engine import Engine, Summed, result_bytes
 from byteps_py.roles.envelope import Envelope, is_bundle, open_bundle, open_frames
 from byteps_py.roles.lacking import Lacking
 from byteps_py.roles.lent import Bundle, Lent, pushed
@@ -278,10 +278,12 @@ class Rounds:
 
     def _room(self, action: Sum) -> memoryview | None:
         """Where the result of a sum goes; None: where the engine likes, since nobody reads it where it lies."""
-        nbytes = action.count * action.dtype.itemsize
-        if not nbytes or not any(isinstance(each, Lent) for each in action.sources):
+        if not any(isinstance(each, Lent) for each in action.sources):
             return None
-        return self._results.room(action.key, action.round, nbytes)
+        if action.width:  # as many bytes in another round would be chance: the memory is freed after this one
+            return self._endpoint.allocate(result_bytes(action)).data
+        nbytes = action.count * action.dtype.itemsize
+        return self._results.room(action.key, action.round, nbytes) if nbytes else None
 
     def _summed(self, done: Summed) -> None:
         if self._stores.knows(done.key):

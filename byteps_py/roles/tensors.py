@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -10,15 +11,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from byteps_py.errors import AgreementError, UnsupportedError
+from byteps_py.errors import AgreementError, BytePSError, UnsupportedError
 from byteps_py.kernels import Kernels
 from byteps_py.roles.pending import Pending, Signal
+from byteps_py.roles.rows import Rows, check_room, join_rows, row_share
 from byteps_py.transport.base import Endpoint
 from byteps_py.types import Operation, Partition, TensorSpec
 from byteps_py.wire.bundle import LIGHT_BYTES
 from byteps_py.wire.control import Placement, tensor_problem
 
-__all__ = ["Tensor", "TensorOperation", "check_spec", "check_unchanged", "new_array"]
+__all__ = ["Tensor", "TensorOperation", "check_spec", "check_unchanged", "new_array", "rows_operation"]
 
 _SPARE_BUFFERS: Final = 2
 """Staging buffers kept per tensor: one on its way, one for a caller that runs ahead."""
@@ -137,7 +139,9 @@ class TensorOperation:
     Attributes:
         staging: the contribution's bytes, which do not change before the end; None if they are ``lent``.
         lent: the contribution's bytes in the caller's memory, see :mod:`byteps_py.roles.pieces`; None if there is a
-            copy of them already.  Without ``staging`` and ``lent`` this worker contributes nothing.
+            copy of them already.
+        rows: the contribution, if it is rows.  Without it, ``staging`` and ``lent`` this worker contributes nothing.
+        arrived: results that are rows, by key.
         copying: copies of results into ``output`` that are under way.
         failure: why it has failed, if its caller is told only when those are over.
         pieces: those copies, by key, until the result is here.
@@ -151,6 +155,7 @@ class TensorOperation:
 
     __slots__ = (
         "absent",
+        "arrived",
         "borrowed",
         "copied",
         "copying",
@@ -163,6 +168,7 @@ class TensorOperation:
         "priority",
         "progressed",
         "root",
+        "rows",
         "staging",
         "step",
         "submitted",
@@ -182,6 +188,7 @@ class TensorOperation:
         staging: npt.NDArray[np.uint8] | None,
         borrowed: bool = False,
         lent: npt.NDArray[np.uint8] | None = None,
+        rows: Rows | None = None,
     ) -> None:
         self.tensor = tensor
         self.pending = pending
@@ -192,6 +199,8 @@ class TensorOperation:
         self.staging = staging
         self.borrowed = borrowed
         self.lent = lent
+        self.rows = rows
+        self.arrived: dict[int, Rows] = {}
         self.pieces: dict[int, npt.NDArray[np.uint8]] = {}
         self.output: npt.NDArray[np.uint8] = pending.output.reshape(-1).view(np.uint8)
         self.progressed: float | None = None
@@ -216,4 +225,41 @@ class TensorOperation:
     @property
     def contributes(self) -> bool:
         """Whether this worker's contribution has a payload."""
-        return self.staging is not None or self.lent is not None
+        return self.staging is not None or self.lent is not None or self.rows is not None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the contribution, indices included; of an absent one those that it stands for."""
+        return self.tensor.nbytes if self.rows is None else self.rows.indices.nbytes + self.rows.values.nbytes
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes that an element takes of the window."""
+        itemsize = self.tensor.spec.dtype.itemsize
+        return itemsize if self.rows is None else row_share(self.nbytes, self.tensor.spec.count)
+
+    def obstacle(self) -> BytePSError | None:
+        """Why it cannot begin on the tensor as it was placed; None if it can."""
+        assert self.tensor.placement is not None
+        return None if self.rows is None else check_room(self.tensor.spec, self.tensor.placement.partitions)
+
+    def complete(self) -> None:
+        """All results are here: tell the caller."""
+        if self.rows is not None or self.arrived:
+            assert self.tensor.placement is not None
+            keys = [each.key for each in self.tensor.placement.partitions]
+            self.pending.rows = join_rows(
+                self.tensor.spec, [self.arrived[each] for each in keys if each in self.arrived]
+            )
+        self.pending.complete(self.absent)
+
+
+def rows_operation(
+    tensor: Tensor, pending: Pending, rows: Rows, operation: Operation, priority: int, step: int
+) -> TensorOperation:
+    """The operation that contributes ``rows``, which are its own from now on."""
+    started = TensorOperation(
+        tensor, pending, operation=operation, root=0, priority=priority, step=step, staging=None, rows=rows
+    )
+    started.submitted = time.monotonic()
+    return started

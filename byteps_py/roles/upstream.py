@@ -17,6 +17,7 @@ from byteps_py.core.pipeline import Pipeline, Start
 from byteps_py.core.rejections import Terms
 from byteps_py.core.window import Window
 from byteps_py.roles.envelope import Envelope
+from byteps_py.roles.rows import row_share
 from byteps_py.telemetry.stages import WorkerTimes
 from byteps_py.transport.base import Buffer
 from byteps_py.types import DType, Partition
@@ -34,15 +35,19 @@ class Passage:
         payload: its bytes, which do not change before the result is here; None if all were absent.
         accepted: whether the server is known to have it.
         waits_for: ranks of other nodes that the server named as missing.
+        width: elements of a row, where the payload is rows; else 0.
     """
 
-    __slots__ = ("accepted", "contributors", "payload", "round", "submitted", "terms", "waits_for")
+    __slots__ = ("accepted", "contributors", "payload", "round", "submitted", "terms", "waits_for", "width")
 
-    def __init__(self, round_: int, terms: Terms, payload: memoryview | None, contributors: int) -> None:
+    def __init__(
+        self, round_: int, terms: Terms, payload: memoryview | None, contributors: int, width: int = 0
+    ) -> None:
         self.round = round_
         self.terms = terms
         self.payload = payload
         self.contributors = contributors
+        self.width = width
         self.submitted = 0.0
         self.accepted = False
         self.waits_for: tuple[int, ...] = ()
@@ -100,9 +105,11 @@ class Upstream:
         self._passages[key] = passage
         self._last_id += 1
         dtype = DType.FLOAT32 if is_wide(passage.terms[0], passage.contributors) else passage.terms[0]
-        absent = passage.payload is None
+        itemsize, absent = dtype.itemsize, passage.payload is None
+        if passage.width and passage.payload is not None:
+            itemsize = row_share(passage.payload.nbytes, self._partitions[key].count)
         partitions = (self._partitions[key],)
-        self._push_all(now, self._pipeline.submit(self._last_id, key, partitions, dtype.itemsize, 0, absent))
+        self._push_all(now, self._pipeline.submit(self._last_id, key, partitions, itemsize, 0, absent))
 
     def accepted(self, now: float, key: int, round_: int) -> None:
         """The server has a sum."""
@@ -162,13 +169,14 @@ class Upstream:
             self._times.sent(start.key, start.round, passage.submitted, time.monotonic())
         dtype, operation, root, step, offset, count = passage.terms
         payload = passage.payload
+        form = Flag.ABSENT if payload is None else Flag.ROWS if passage.width else Flag.NONE
         header = self._envelope.header(
             Opcode.PUSH,
             start.key,
             start.round,
             dtype=dtype,
             operation=operation,
-            flags=Flag.PARTIAL | Flag.WANT_RESULT | (Flag.ABSENT if payload is None else Flag.NONE),
+            flags=Flag.PARTIAL | Flag.WANT_RESULT | form,
             root=root,
             detail=passage.contributors,
             step=step,

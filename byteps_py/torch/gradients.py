@@ -39,12 +39,25 @@ from byteps_py.torch.claims import claim, release
 from byteps_py.torch.compression import Compressor
 from byteps_py.torch.homes import Home
 from byteps_py.torch.names import check_names, fill_names, some
-from byteps_py.torch.slots import Push, Slot, attempt, check_gradient, check_untouched, hook_of, is_touched, wait
+from byteps_py.torch.rows import is_sparse
+from byteps_py.torch.slots import (
+    Push,
+    Slot,
+    attempt,
+    check_gradient,
+    check_passes,
+    check_untouched,
+    finish,
+    hook_of,
+    is_touched,
+    push_rows,
+    wait,
+)
 from byteps_py.torch.staging import Staging
-from byteps_py.torch.tensors import as_array, check_dense, copy_back, stage, to_tensor, wire_tag
+from byteps_py.torch.tensors import as_array, check_dense, stage, wire_tag
 from byteps_py.types import DType, Operation, TensorSpec
 
-__all__ = ["GradientExchange", "check_passes"]
+__all__ = ["GradientExchange"]
 
 _Groups = Sequence[dict[str, Any]]
 
@@ -79,6 +92,8 @@ class GradientExchange:
     """Whether its parameters stay its own as long as it exists; others yield to a later one of their kind."""
     advice = "call synchronize() first, then clip, unscale or clear, then step() within skip_synchronize()"
     """To whom has changed a gradient that is on its way."""
+    takes_rows = True
+    """Whether sparse gradients are pushed, as rows; their averages are sparse tensors."""
     ending = "step() or synchronize()"
     """What ends an exchange that a backward pass has begun."""
 
@@ -244,7 +259,7 @@ class GradientExchange:
             )
 
     def _conclude(self, slots: Iterable[Slot], errors: list[Exception]) -> None:
-        errors += attempt(slots, wait if errors else _finish)
+        errors += attempt(slots, wait if errors else partial(finish, _staging))
         for slot in slots:
             slot.push, slot.remaining = None, self._passes
         if errors:
@@ -328,11 +343,13 @@ class GradientExchange:
         if slot.remaining > 0:
             return
         gradient = slot.parameter.grad
-        if gradient is None or _staging.takes(gradient):
+        if gradient is None or (_staging.takes(gradient) and not is_sparse(gradient)):
             self._push(_session.current(), slot)
             return
-        check_gradient(slot, gradient)
-        if slot.home is not None:  # now: whoever refers to the gradient after the backward pass shall have the new one
+        check_gradient(slot, gradient, takes_rows=self.takes_rows)
+        if slot.home is not None and not is_sparse(
+            gradient
+        ):  # now: whoever refers to the gradient after the backward pass shall have the new one
             gradient = slot.home.settle(_session.current(), gradient)
         slot.push = Push(None, gradient, gradient._version)
         self._gathered.append(slot)
@@ -358,7 +375,10 @@ class GradientExchange:
         touched = is_touched(slot)
         staged, array = None, None
         if gradient is not None:
-            check_gradient(slot, gradient)
+            check_gradient(slot, gradient, takes_rows=self.takes_rows)
+            if is_sparse(gradient):
+                slot.push = push_rows(session, slot, gradient, touched, self.step)
+                return
             if _staging.takes(gradient):
                 slot.push = self._push_from_device(session, slot, gradient)
                 return
@@ -376,25 +396,3 @@ class GradientExchange:
         array, operation = as_array(buffer.tensor), Operation.AVERAGE
         begin = partial(session.submit, slot.spec, array, array, operation, priority=slot.priority, step=self.step)
         return Push(_staging.start(gradient, buffer, begin), gradient, gradient._version, buffer=buffer)
-
-
-def _finish(slot: Slot) -> None:
-    push = slot.push
-    if push is None or push.pending is None:
-        return
-    array = push.pending.wait()
-    with torch.no_grad():
-        if push.gradient is not None and push.buffer is not None:
-            _staging.fetch(push.buffer, push.gradient)
-        elif push.gradient is not None and push.staged is not None:
-            copy_back(push.staged, push.gradient)
-        elif not push.pending.absent:
-            received = to_tensor(array, slot.dtype)
-            slot.parameter.grad = torch.empty_like(slot.parameter).copy_(received)
-    slot.push = None  # at once: a Ctrl-C may come before the others have arrived
-
-
-def check_passes(passes: int) -> int:
-    if passes < 1:
-        raise ValueError(f"backward_passes_per_step={passes} must be at least 1")
-    return passes

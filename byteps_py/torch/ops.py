@@ -29,6 +29,7 @@ from byteps_py.errors import BytePSError
 from byteps_py.operations import automatic_name
 from byteps_py.roles.pending import Pending
 from byteps_py.torch.compression import Compression, Compressor
+from byteps_py.torch.rows import OutstandingRows, check_rows, is_sparse, start_rows
 from byteps_py.torch.tensors import (
     as_array,
     check_dense,
@@ -75,7 +76,7 @@ class _Outstanding:
         return self.target
 
 
-_outstanding: Final[dict[int, _Outstanding]] = {}
+_outstanding: Final[dict[int, _Outstanding | OutstandingRows]] = {}
 _numbers: Final = itertools.count(1)
 _lock: Final = threading.Lock()
 
@@ -107,9 +108,10 @@ def push_pull_async(
     """Start to sum ``tensor`` over all workers into a new tensor.
 
     Args:
-        tensor: dense, of any layout in memory and on any device; float32, float64, float16, bfloat16, int8, uint8,
-            int32 or int64. It is copied before this returns, unless it is :func:`empty`'s: then it must not be changed
-            before :func:`synchronize`.
+        tensor: dense, of any layout in memory, or sparse COO with one sparse dimension, which travels as rows and has
+            a sparse result; on any device; float32, float64, float16, bfloat16, int8, uint8, int32 or int64. It is
+            copied before this returns, unless it is :func:`empty`'s: then it must not be changed before
+            :func:`synchronize`. Of one name, all workers push dense tensors, or all sparse ones.
         average: divide the sum by the number of workers (integers round down).
         name: equal on all workers, see above.
         version: a step number; workers that meet with different ones get an AgreementError.
@@ -139,9 +141,11 @@ byteps_push_pull = push_pull_async_inplace
 
 def _start(tensor: torch.Tensor, inplace: bool, average: bool, name: str | None, version: int, priority: int) -> int:
     session = _session.current()
-    check_dense(tensor, f"tensor {name!r}" if name else "the tensor")
     operation = Operation.AVERAGE if average else Operation.SUM
-    spec = spec_of(name or _automatic_name(tensor, operation), tensor)
+    if is_sparse(tensor):
+        return _start_rows(session, tensor, inplace, operation, name, version, priority)
+    check_dense(tensor, f"tensor {name!r}" if name else "the tensor")
+    spec = spec_of(name or _name_of(tensor, operation), tensor)
     if inplace:
         check_writable(tensor, f"tensor {spec.name!r}")
     source = stage(tensor)
@@ -150,14 +154,35 @@ def _start(tensor: torch.Tensor, inplace: bool, average: bool, name: str | None,
     array = as_array(source)
     output = array if inplace else as_array(staged)  # one and the same is sent from where it lies
     pending = session.submit(spec, array, output, operation, priority=priority, step=version)
+    return _keep(_Outstanding(pending, staged, target))
+
+
+def _start_rows(
+    session: _session.Session,
+    tensor: torch.Tensor,
+    inplace: bool,
+    operation: Operation,
+    name: str | None,
+    version: int,
+    priority: int,
+) -> int:
+    check_rows(tensor, f"tensor {name!r}" if name else "the tensor")
+    called = name or _name_of(tensor, operation)
+    pending = start_rows(session, called, tensor, operation, priority=priority, step=version)
+    target = tensor if inplace else None
+    return _keep(OutstandingRows(pending, tuple(tensor.shape), tensor.dtype, tensor.device, target))
+
+
+def _keep(outstanding: _Outstanding | OutstandingRows) -> int:
     with _lock:
         handle = next(_numbers)
-        _outstanding[handle] = _Outstanding(pending, staged, target)
+        _outstanding[handle] = outstanding
     return handle
 
 
-def _automatic_name(tensor: torch.Tensor, operation: Operation) -> str:
-    return automatic_name(operation, dtype_name(tensor.dtype), tensor.shape)
+def _name_of(tensor: torch.Tensor, operation: Operation) -> str:
+    name = automatic_name(operation, dtype_name(tensor.dtype), tensor.shape)
+    return f"{name}.rows" if is_sparse(tensor) else name
 
 
 def poll(handle: int) -> bool:
@@ -194,7 +219,7 @@ def _forget(handles: Sequence[int]) -> None:
             _outstanding.pop(each, None)
 
 
-def _find(handle: int) -> _Outstanding:
+def _find(handle: int) -> _Outstanding | OutstandingRows:
     with _lock:
         found = _outstanding.get(handle)
     if found is None:
@@ -221,11 +246,12 @@ def push_pull(
     vain, and fail as the others leave or after ``BYTEPS_STALL_TIMEOUT``.  A name may be used again before the backward
     pass.  See :func:`push_pull_async` for arguments and errors.
     """
-    check_dense(tensor, f"tensor {name!r}" if name else "the tensor")
+    if not is_sparse(tensor):
+        check_dense(tensor, f"tensor {name!r}" if name else "the tensor")
     narrow, context = compression.compress(tensor)
     operation = Operation.AVERAGE if average else Operation.SUM
     result = _PushPull.apply(  # type: ignore[no-untyped-call]
-        narrow, average, name or _automatic_name(narrow, operation), version, priority
+        narrow, average, name or _name_of(narrow, operation), version, priority
     )
     return compression.decompress(result, context)
 
@@ -310,7 +336,7 @@ def push_pull_group_sync_inplace(
     return handle
 
 
-def _join_group(session: _session.Session, handle: int | None) -> list[_Outstanding]:
+def _join_group(session: _session.Session, handle: int | None) -> list[_Outstanding | OutstandingRows]:
     """Count a call, which has failed if there is no ``handle``; what is to be waited for if it was the last."""
     with _lock:
         group = _groups[session]
@@ -325,7 +351,7 @@ def _join_group(session: _session.Session, handle: int | None) -> list[_Outstand
     return members
 
 
-def _finish_all(members: Sequence[_Outstanding]) -> list[Exception]:
+def _finish_all(members: Sequence[_Outstanding | OutstandingRows]) -> list[Exception]:
     errors: list[Exception] = []
     for each in members:
         try:

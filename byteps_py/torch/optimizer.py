@@ -13,7 +13,8 @@ from byteps_py import session as _session
 from byteps_py.errors import BytePSError, UnsupportedError
 from byteps_py.torch.asynchronous import ParameterExchange
 from byteps_py.torch.compression import Compression, Compressor
-from byteps_py.torch.gradients import GradientExchange, check_passes
+from byteps_py.torch.gradients import GradientExchange
+from byteps_py.torch.slots import check_passes
 
 __all__ = ["AsynchronousOptimizer", "DistributedOptimizer", "SynchronizedOptimizer", "become"]
 
@@ -284,6 +285,9 @@ def DistributedOptimizer(
     ``synchronize()``.  Gradients on a GPU are copied to the host and back on a side stream; when ``synchronize()``
     returns, what follows in the current stream sees the average.
 
+    A sparse gradient, as of ``nn.Embedding(sparse=True)``, is pushed as rows, and its average is a sparse tensor of the
+    rows that any worker has.  Of one parameter they are sparse on all workers that have one, or dense on all.
+
     The optimizer keeps its state, its groups and its class (it becomes an instance of a subclass of it), so
     learning-rate schedulers, made before or after, ``GradScaler``, hooks, ``state_dict()`` and ``isinstance`` work as
     before; it gains ``synchronize()``, ``skip_synchronize()`` and ``set_backward_passes_per_step()``.
@@ -318,8 +322,8 @@ def DistributedOptimizer(
             by a ``CrossBarrier`` or a ``DistributedDataParallel``; something has replaced the instance's ``step()``.
         BytePSError: gradients of an earlier one of the same parameters are on their way.
         TypeError: that is no optimizer.
-        UnsupportedError: a parameter's dtype cannot be pushed; it is named. Or ``nccl`` was asked for, or the optimizer
-            takes sparse gradients only, or compression was asked for in asynchronous training.
+        UnsupportedError: a parameter's dtype cannot be pushed; it is named. Or ``nccl`` was asked for, or compression in
+            asynchronous training.
         NotInitializedError: ``init()`` has not been called.
     """
     _check(optimizer, nccl, backward_passes_per_step)
@@ -350,11 +354,6 @@ def _check(optimizer: object, nccl: bool, passes: int) -> None:
         raise UnsupportedError(
             "nccl=True: gradients of several GPUs of one machine are not reduced over NCCL; leave it out, and each "
             "worker process pushes its own (docs/torch.md says why)"
-        )
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise UnsupportedError(
-            "SparseAdam takes sparse gradients alone, and only dense ones are pushed: use Adam, and sparse=False in "
-            "the embedding"
         )
     replaced = vars(optimizer).get("step")
     if (

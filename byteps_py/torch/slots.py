@@ -11,12 +11,26 @@ import torch
 
 from byteps_py.errors import BytePSError, UnsupportedError
 from byteps_py.roles.pending import Pending
+from byteps_py.session import Session
 from byteps_py.torch.homes import Home
-from byteps_py.torch.staging import Buffer, Submission
-from byteps_py.torch.tensors import check_dense
-from byteps_py.types import TensorSpec
+from byteps_py.torch.rows import check_rows, is_sparse, start_rows, to_sparse
+from byteps_py.torch.staging import Buffer, Staging, Submission
+from byteps_py.torch.tensors import check_dense, copy_back, to_tensor
+from byteps_py.types import Operation, TensorSpec
 
-__all__ = ["Push", "Slot", "attempt", "check_gradient", "check_untouched", "hook_of", "is_touched", "wait"]
+__all__ = [
+    "Push",
+    "Slot",
+    "attempt",
+    "check_gradient",
+    "check_passes",
+    "check_untouched",
+    "finish",
+    "hook_of",
+    "is_touched",
+    "push_rows",
+    "wait",
+]
 
 
 class _Exchange(Protocol):
@@ -80,12 +94,26 @@ def hook_of(exchange: _Exchange, slot: Slot) -> Callable[[torch.Tensor], None]:
     return hook
 
 
-def check_gradient(slot: Slot, gradient: torch.Tensor) -> None:
+def check_passes(passes: int) -> int:
     """
     Raises:
-        UnsupportedError: ``gradient`` is sparse, or of another dtype than its parameter.
+        ValueError: it is not at least 1.
     """
-    check_dense(gradient, f"the gradient of {slot.label!r}")
+    if passes < 1:
+        raise ValueError(f"backward_passes_per_step={passes} must be at least 1")
+    return passes
+
+
+def check_gradient(slot: Slot, gradient: torch.Tensor, *, takes_rows: bool) -> None:
+    """
+    Raises:
+        UnsupportedError: ``gradient`` is sparse and cannot be pushed as rows, or of another dtype than its parameter.
+    """
+    what = f"the gradient of {slot.label!r}"
+    if takes_rows and is_sparse(gradient):
+        check_rows(gradient, what)
+    else:
+        check_dense(gradient, what)
     if gradient.dtype != slot.parameter.dtype:
         raise UnsupportedError(
             f"the gradient of {slot.label!r} is {gradient.dtype} and the parameter {slot.parameter.dtype}: "
@@ -130,3 +158,31 @@ def wait(slot: Slot) -> None:
     if slot.push is not None and slot.push.pending is not None:
         slot.push.pending.wait()
     slot.push = None
+
+
+def push_rows(session: Session, slot: Slot, gradient: torch.Tensor, touched: bool, step: int) -> Push:
+    """The push of a sparse gradient of rows."""
+    name, dtype, priority = slot.spec.name, slot.dtype, slot.priority
+    pending = start_rows(session, name, gradient, Operation.AVERAGE, dtype=dtype, priority=priority, step=step)
+    return Push(pending, gradient, gradient._version, touched)
+
+
+def finish(staging: Staging, slot: Slot) -> None:
+    """Wait for the average, and put it into ``.grad``; ``staging`` is that of the push."""
+    push = slot.push
+    if push is None or push.pending is None:
+        return
+    array = push.pending.wait()
+    rows = push.pending.rows if isinstance(push.pending, Pending) else None
+    with torch.no_grad():
+        if rows is not None:
+            parameter = slot.parameter
+            parameter.grad = to_sparse(rows, slot.spec.shape, slot.dtype, parameter.dtype, parameter.device)
+        elif push.gradient is not None and push.buffer is not None:
+            staging.fetch(push.buffer, push.gradient)
+        elif push.gradient is not None and push.staged is not None:
+            copy_back(push.staged, push.gradient)
+        elif not push.pending.absent:
+            received = to_tensor(array, slot.dtype)
+            slot.parameter.grad = torch.empty_like(slot.parameter).copy_(received)
+    slot.push = None  # at once: a Ctrl-C may come before the others have arrived

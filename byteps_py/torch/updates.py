@@ -61,6 +61,7 @@ class ParameterUpdates(GradientExchange):
     """
 
     kind, exclusive = "CrossBarrier", True
+    takes_rows = False
     ending = "step()"
     advice = (
         "a CrossBarrier updates each parameter by itself, so what needs all gradients (clipping, GradScaler) needs a "

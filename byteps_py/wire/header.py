@@ -28,6 +28,7 @@ __all__ = [
     "MAX_REASON_BYTES",
     "PROTOCOL_VERSION",
     "RANK_ENTRY",
+    "ROWS_HEAD",
     "Flag",
     "Header",
     "Opcode",
@@ -45,6 +46,8 @@ ACCEPT_ENTRY: Final = struct.Struct("<QQ")
 """One entry of an ACCEPT payload: key, round."""
 RANK_ENTRY: Final = struct.Struct("<I")
 """One entry of a WAITING payload: the rank of a worker."""
+ROWS_HEAD: Final = struct.Struct("<QQ")
+"""What a payload of rows begins with: their number, and the elements of each."""
 
 MAX_ELEMENTS: Final = 1 << 48
 """No tensor has more elements; sums and products of numbers up to it stay harmless everywhere."""
@@ -96,6 +99,8 @@ class Flag(enum.IntFlag):
     PARTIAL = 4
     """A PUSH stands for all workers of the sender's node; a WAITING says that the server has what the workers of the
     node have contributed."""
+    ROWS = 8
+    """The payload is some rows of the tensor, see :mod:`byteps_py.wire.rows`; what it does not name is zero."""
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -113,7 +118,8 @@ class Header(msgspec.Struct, frozen=True):
         offset, count: place in the flat tensor and number of elements.
         codec: how the payload is compressed; only 0, not at all, is known.
         length: bytes of the payload frame; 0 where there is none, so also for a PUSH or RESULT of 0 elements. A PARTIAL
-            PUSH of several contributions of 16-bit floats carries their sum in float32.
+            PUSH of several contributions of 16-bit floats carries their sum in float32. That of ROWS depends on the
+            rows, and :mod:`byteps_py.wire.rows` checks it.
         root: for BROADCAST and SEED, the rank whose contribution is the result.
         detail: for RESULT, the number of contributors (of a DIFFERENCE, its staleness), for a PARTIAL PUSH that of the
             node; for ACCEPT, WAITING, PUSH_MANY and RESULT_MANY, the number of entries; for REJECT, 1 if the cause is a
@@ -244,11 +250,12 @@ def opcode_of(frame: bytes | bytearray | memoryview) -> int:
 _OPCODES: Final = {int(each): each for each in Opcode}
 _DTYPES: Final = {int(each): each for each in DType}
 _OPERATIONS: Final = {int(each): each for each in Operation}
-_ALL_FLAGS: Final = int(Flag.ABSENT | Flag.WANT_RESULT | Flag.PARTIAL)
+_ALL_FLAGS: Final = int(Flag.ABSENT | Flag.WANT_RESULT | Flag.PARTIAL | Flag.ROWS)
 _FLAGS: Final = {number: Flag(number) for number in range(_ALL_FLAGS + 1)}
 _ITEM_BYTES: Final = {each: each.itemsize for each in DType}
 _ABSENT: Final = int(Flag.ABSENT)
 _PARTIAL: Final = int(Flag.PARTIAL)
+_ROWS: Final = int(Flag.ROWS)
 _WITH_ELEMENTS: Final = frozenset((Opcode.PUSH, Opcode.RESULT))
 _MANY: Final = frozenset((Opcode.PUSH_MANY, Opcode.RESULT_MANY))
 _LISTS: Final = {Opcode.ACCEPT: ACCEPT_ENTRY.size, Opcode.WAITING: RANK_ENTRY.size}
@@ -260,7 +267,7 @@ _WIDE_BYTES: Final = DType.FLOAT32.itemsize
 _WITHOUT_ROUND: Final = Opcode.ACCEPT
 _TEXTS: Final = {Opcode.REJECT: MAX_REASON_BYTES, Opcode.PROBE: MAX_PROBE_BYTES}
 """Most bytes of a payload that has at least one, whatever they are."""
-_FLAGS_OF: Final = {Opcode.PUSH: _ALL_FLAGS, Opcode.RESULT: _ABSENT, Opcode.WAITING: _PARTIAL}
+_FLAGS_OF: Final = {Opcode.PUSH: _ALL_FLAGS, Opcode.RESULT: _ABSENT | _ROWS, Opcode.WAITING: _PARTIAL}
 """Flags that a message may carry; the others carry none."""
 _ANY: Final = 2**32 - 1
 _MOST_WORKERS: Final = 65535
@@ -286,6 +293,8 @@ def _problem(header: Header) -> str | None:
             return problem
     elif header.detail > _DETAIL_OF.get(opcode, 0):
         return f"{opcode.name} must not carry the detail {header.detail}"
+    if int(header.flags) & _ROWS and (int(header.flags) & _ABSENT or header.operation is _BROADCAST):
+        return f"{opcode.name} of rows for {header.operation.name} with flags {int(header.flags):#04x}"
     if header.codec:
         return f"unknown codec {header.codec}"
     if header.round < 1 and opcode is not _WITHOUT_ROUND:
@@ -324,6 +333,8 @@ def _expected_length(header: Header) -> int | None:
     if opcode in _WITH_ELEMENTS:
         if int(header.flags) & _ABSENT:
             return 0
+        if int(header.flags) & _ROWS:
+            return max(header.length, ROWS_HEAD.size)
         wide = header.detail > 1 and opcode is _PUSH and header.dtype in _HALVES
         return header.count * (_WIDE_BYTES if wide else _ITEM_BYTES[header.dtype])
     if opcode in _LISTS:
@@ -337,6 +348,8 @@ def _expected_length(header: Header) -> int | None:
 
 def _what_it_carries(header: Header) -> str:
     opcode = header.opcode
+    if int(header.flags) & _ROWS:
+        return "rows"
     if opcode in _WITH_ELEMENTS:
         return f"{header.count} {header.dtype.label} elements"
     if opcode in _LISTS:

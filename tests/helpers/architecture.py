@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("roles",),
     ("session",),
     ("operations", "objects"),
+    ("rows",),
     ("__init__",),
     ("torch", "mxnet"),
     ("tune", "plan", "traces"),

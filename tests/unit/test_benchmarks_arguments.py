@@ -16,7 +16,7 @@ from byteps_py.kernels.native import LEVELS, NativeKernels
 
 PROGRAMS = (
     *("push_pull", "raw_transport", "train_step", "kernels"),
-    *("wait_policy", "ab_honesty", "stage_times", "steps", "trace_overhead", "asynchronous"),
+    *("wait_policy", "ab_honesty", "stage_times", "steps", "trace_overhead", "asynchronous", "sparse"),
 )
 NATURAL = ("0", "-1", "1.5", "1_0", "many", "", "1" * 30)
 NUMBERS = {
@@ -29,6 +29,7 @@ NUMBERS = {
     "stage_times": ("--blocks",),
     "trace_overhead": ("--rounds",),
     "asynchronous": ("--rounds", "--slowdown"),
+    "sparse": ("--rows", "--width", "--rounds"),
     "steps": ("--bytes", "--tensors"),
 }
 SECONDS = [

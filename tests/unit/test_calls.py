@@ -237,16 +237,16 @@ def test_who_begins_to_wait_during_a_copy_is_woken_after_it() -> None:
     pending = bench.submit(bench.place("w", 0, LARGE))
     assert bench.calls.exchange is not None
     copying, may_go_on = threading.Event(), threading.Event()
-    copy_out = bench.calls.exchange._copy_out
+    result = bench.calls.exchange._copy_out.result
 
     def slowly(*arguments: object) -> bool:
         bench.calls.lock.release()
         copying.set()
         may_go_on.wait(10)
         bench.calls.lock.acquire()
-        return copy_out(*arguments)  # type: ignore[arg-type]
+        return result(*arguments)  # type: ignore[arg-type]
 
-    bench.calls.exchange._copy_out = slowly  # type: ignore[assignment]
+    bench.calls.exchange._copy_out.result = slowly  # type: ignore[method-assign, assignment]
     bench.answer(0, LARGE, 7.0)
     bench.endpoint.wait_lanes(0)
     turning = threading.Thread(target=bench.calls.turn, args=(time.monotonic(), ()))

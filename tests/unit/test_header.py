@@ -120,7 +120,12 @@ class TestLayout:
             ("PROBE", 10),
             ("PROBED", 11),
         ]
-        assert [(each.name, each.value) for each in Flag if each] == [("ABSENT", 1), ("WANT_RESULT", 2), ("PARTIAL", 4)]
+        assert [(each.name, each.value) for each in Flag if each] == [
+            ("ABSENT", 1),
+            ("WANT_RESULT", 2),
+            ("PARTIAL", 4),
+            ("ROWS", 8),
+        ]
 
 
 @pytest.mark.parametrize("name", DATA)
@@ -166,7 +171,7 @@ class TestDecodeRefuses:
         with pytest.raises(RemoteProtocolError, match="out of range"):
             decode(literal(operation=bytes([operation])), None)
 
-    @pytest.mark.parametrize("flags", [8, 128, 255])
+    @pytest.mark.parametrize("flags", [16, 128, 255])
     def test_unknown_flags(self, flags: int) -> None:
         with pytest.raises(RemoteProtocolError, match="unknown flags"):
             decode(literal(opcode=b"\x01", flags=bytes([flags])), None)

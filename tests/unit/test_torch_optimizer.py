@@ -301,13 +301,16 @@ def test_a_gradient_that_arrives_from_elsewhere_has_the_layout_of_the_parameter(
     run_workers(2, body)
 
 
-def test_sparse_gradients_are_refused_by_name() -> None:
+def test_sparse_gradients_of_more_dimensions_are_refused_by_name() -> None:
     def body(session):
-        model = nn.Sequential(nn.Embedding(4, 2, sparse=True))
-        optimizer = bps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
-        with pytest.raises(TypeError, match=r"the gradient of '0\.weight' is sparse .*sparse=False"):
-            model(torch.tensor([1])).sum().backward()
-        assert optimizer.param_groups
+        parameter = torch.zeros(4, 2, requires_grad=True)
+        optimizer = bps.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("odd", parameter)])
+        parameter.grad = torch.eye(4)[:, :2].to_sparse()
+        with pytest.raises(TypeError, match=r"the gradient of 'odd' has 2 sparse dimensions"):
+            optimizer.synchronize()
+        parameter.grad = torch.eye(4)[:, :2].to_sparse(1)
+        optimizer.synchronize()
+        assert parameter.grad.indices().tolist() == [[0, 1]]
 
     run_workers(1, body)
 

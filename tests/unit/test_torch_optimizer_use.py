@@ -71,11 +71,16 @@ def test_every_class_of_torch_trains_as_in_one_process(name) -> None:
     torch.testing.assert_close(first, alone, rtol=1e-4, atol=1e-5)
 
 
-def test_a_class_that_takes_sparse_gradients_only_is_refused() -> None:
+def test_a_class_that_takes_sparse_gradients_only_gets_sparse_averages() -> None:
     def body(session):
         model = nn.Embedding(3, 2, sparse=True)
-        with pytest.raises(UnsupportedError, match=r"SparseAdam takes sparse gradients alone.*use Adam"):
-            bps.DistributedOptimizer(torch.optim.SparseAdam(model.parameters()), model.named_parameters())
+        before = model.weight.detach().clone()
+        optimizer = bps.DistributedOptimizer(torch.optim.SparseAdam(model.parameters()), model.named_parameters())
+        model(torch.tensor([1, 1])).sum().backward()
+        optimizer.step()
+        assert model.weight.grad.indices().tolist() == [[1]]
+        assert model.weight.grad.values().tolist() == [[2.0, 2.0]]
+        assert (model.weight != before).any(dim=1).tolist() == [False, True, False]
 
     run_workers(1, body)
 

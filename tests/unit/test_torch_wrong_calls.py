@@ -185,8 +185,12 @@ def test_a_dtype_that_cannot_be_summed(row: Row) -> None:
 @pytest.mark.parametrize("row", rows(lambda row: row.carries))
 @pytest.mark.parametrize(
     ("make", "message"),
-    [(lambda: good().to_sparse(), "sparse"), (lambda: good().to("meta"), "meta device")],
-    ids=["sparse", "meta"],
+    [
+        (lambda: torch.eye(3).to_sparse(), "sparse"),
+        (lambda: torch.eye(3).to_sparse_csr(), "sparse"),
+        (lambda: good().to("meta"), "meta device"),
+    ],
+    ids=["sparse", "csr", "meta"],
 )
 def test_tensors_without_plain_data(row: Row, make: Callable[[], Any], message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):
