@@ -7,11 +7,8 @@ and only in the process that called :func:`init`: a forked child has no session.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import operator
-import os
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -19,22 +16,23 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from byteps_py.errors import BytePSError, NotInitializedError
-from byteps_py.roles import last_words
 from byteps_py.roles.farewell import Farewell
 from byteps_py.roles.groups import KnownGroups
+from byteps_py.roles.holder import Holder
 from byteps_py.roles.joining import AnyWorker, join
+from byteps_py.roles.lineage import Lineage
 from byteps_py.roles.pending import Pending
-from byteps_py.settings import environment
+from byteps_py.roles.step_count import StepCount
 from byteps_py.telemetry.metrics import SpeedRecord
 from byteps_py.telemetry.recorder import Recorder
-from byteps_py.types import DType, Operation, Role, TensorSpec, check_count, check_shape
+from byteps_py.types import DType, Operation, Role, TensorSpec, check_shape
 
 __all__ = [
     "Session",
     "barrier",
     "current",
     "get_pushpull_speed",
+    "holder",
     "init",
     "is_initialized",
     "leave_at_exit",
@@ -57,7 +55,7 @@ class Session:
     Attributes:
         rank, size: place among all worker processes, and their number.
         local_rank, local_size: the same on this machine.
-        steps, samples: what :meth:`mark_step` counted.
+        lineage: what this session has in common with those before and after it, by ``suspend()`` and ``resume()``.
         specs: what was pushed so far, by name: looking it up is quicker than making it.
     """
 
@@ -70,21 +68,20 @@ class Session:
         local_size: int = 1,
         farewell: Farewell | None = None,
         recorder: Recorder | None = None,
+        lineage: Lineage | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
         self.local_rank = local_rank
         self.local_size = local_size
-        self.steps = 0
-        self.samples = 0
+        self.lineage = Lineage() if lineage is None else lineage
         self.specs: dict[str, TensorSpec] = {}
         self._worker = worker
         self._groups = KnownGroups(rank, size)
         self._submit = worker.submit
         self._farewell = farewell
         self._recorder = recorder
-        self._lock = threading.Lock()
-        self._marks_itself = False
+        self._count = StepCount(recorder)
 
     @property
     def speed(self) -> SpeedRecord:
@@ -102,6 +99,7 @@ class Session:
             if each.group:
                 self._groups.check(each)
         self._worker.declare(specs)
+        self.lineage.note(specs)
 
     def form_group(self, ranks: Sequence[int]) -> int:
         """The id of a group of workers, for :class:`~byteps_py.types.TensorSpec`; waits until all servers know it.
@@ -198,17 +196,7 @@ class Session:
         Raises:
             TypeError, ValueError: ``samples`` is no number from 0 on. Nothing is counted.
         """
-        counted = 0 if samples is None else check_count(samples)
-        with self._lock:
-            if automatic and self._marks_itself:
-                return
-            if not automatic and not self._marks_itself:
-                self._marks_itself = True
-                self.steps = 0
-            self.steps += 1
-            self.samples += counted
-            if self._recorder is not None:
-                self._recorder.step(self.steps, self.samples)
+        self._count.mark(samples, automatic=automatic)
 
     def stats(self) -> dict[str, Any]:
         """See :func:`stats`."""
@@ -216,8 +204,8 @@ class Session:
         return {
             "role": str(Role.WORKER),
             "rank": self.rank,
-            "steps": self.steps,
-            "samples": self.samples,
+            "steps": self._count.steps,
+            "samples": self._count.samples,
             "cpu_seconds": time.process_time(),
             "messages": {"sent": sent, "received": received},
             "transport": self._worker.ways(),
@@ -225,6 +213,14 @@ class Session:
                 name: {"count": count, "seconds": seconds} for name, (count, seconds) in self._worker.stages().items()
             },
         }
+
+    def suspend(self) -> None:
+        """Leave this generation of the job; see :func:`byteps_py.suspension.suspend`."""
+        self._worker.suspend()
+        if self._recorder is not None:
+            self._recorder.close()
+        if self._farewell is not None:
+            self._farewell.close()
 
     def close(self, failure: str = "") -> None:
         """Leave the job; takes a few seconds at most.
@@ -246,9 +242,8 @@ class Session:
             self._worker.close(failure)
 
 
-_state_lock = threading.Lock()
-_session: Session | None = None
-_session_pid = 0
+holder: Final[Holder[Session]] = Holder()
+"""Of the session of this process."""
 
 
 def init(lazy: bool = True) -> None:
@@ -267,19 +262,7 @@ def init(lazy: bool = True) -> None:
         NotInitializedError: this is a forked child of a worker.
     """
     del lazy
-    global _session, _session_pid
-    with _state_lock:
-        if _session is not None and (_session_pid == os.getpid() or _session.size > 1):
-            current()  # a child that was forked from a worker has none, and its job is complete
-            return
-        last_words.watch(launched=bool(environment().get("BYTEPS_LAUNCH_ID")))
-        try:
-            session = Session(*join())
-        except BytePSError as error:
-            last_words.note_failed_start(error)
-            raise
-        _session, _session_pid = session, os.getpid()
-        atexit.register(_leave_at_exit, session, _session_pid)
+    holder.join(lambda: Session(*join()[:-1]))
 
 
 def shutdown() -> None:
@@ -288,12 +271,7 @@ def shutdown() -> None:
     Raises:
         JobAborted, TransportTimeout: the job had ended before its time: an aborted job must not look like a success.
     """
-    global _session
-    with _state_lock:
-        session, _session = _session, None
-        if session is not None and _session_pid == os.getpid():
-            atexit.unregister(_leave_at_exit)
-            session.close()
+    holder.leave()
 
 
 def leave_at_exit() -> None:
@@ -301,17 +279,12 @@ def leave_at_exit() -> None:
 
     In order, or saying what this process dies of.  Without a session it does nothing.
     """
-    global _session
-    with _state_lock:
-        session, _session = _session, None
-    if session is not None:
-        atexit.unregister(_leave_at_exit)
-        _leave_at_exit(session, _session_pid)
+    holder.leave_at_exit()
 
 
 def is_initialized() -> bool:
     """Whether this process has a session."""
-    return _session is not None and _session_pid == os.getpid()
+    return holder.has_session
 
 
 def current() -> Session:
@@ -320,14 +293,7 @@ def current() -> Session:
     Raises:
         NotInitializedError: there is none.
     """
-    session = _session
-    if session is None:
-        raise NotInitializedError("byteps_py is not initialized: call init() first")
-    if _session_pid != os.getpid():
-        raise NotInitializedError(
-            "this process was forked from a worker and has no session: call init() in one process"
-        )
-    return session
+    return holder.current()
 
 
 def rank() -> int:
@@ -384,17 +350,3 @@ def stats() -> dict[str, Any]:
 def get_pushpull_speed() -> tuple[int, float]:
     """The oldest unread point of the speed record: milliseconds since the epoch, and MB/s; ``(0, -5.0)`` if none."""
     return current().speed.take()
-
-
-def _leave_at_exit(session: Session, pid: int) -> None:
-    """Leave as the interpreter ends: in order, or saying what this process dies of.
-
-    A child that was forked without exec inherits this handler, and must not say goodbye for its parent.
-    """
-    if pid != os.getpid():
-        return
-    try:
-        session.close(last_words.cause())
-    except BytePSError as error:
-        _log.error("%s", error)
-        last_words.exit_now()  # the status would be 0: the script ended well, but not its job

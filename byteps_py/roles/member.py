@@ -107,6 +107,11 @@ class SchedulerLink:
         endpoint.connect(SCHEDULER, address)
         self.tick(now)
 
+    def leave(self, now: float) -> None:
+        """The job goes on without what was so far, and this process registers for what comes."""
+        self._job = None
+        self._register_due = now
+
     def send(self, message: ControlMessage) -> None:
         """Queue a message to the scheduler."""
         self._endpoint.send(SCHEDULER, [encode_control(message)])
@@ -251,8 +256,8 @@ def registration(settings: JobSettings, role: Role, incarnation: int) -> Registe
     )
 
 
-def worker_registration(settings: WorkerSettings, incarnation: int) -> Register:
-    """What a worker process says of itself."""
+def worker_registration(settings: WorkerSettings, incarnation: int, *, resumes: bool = False) -> Register:
+    """What a worker process says of itself; ``resumes``: it was in an earlier generation of the job."""
     return msgspec.structs.replace(
         registration(settings, Role.WORKER, incarnation),
         worker_id=settings.worker_id,
@@ -262,4 +267,6 @@ def worker_registration(settings: WorkerSettings, incarnation: int) -> Register:
         partition_bytes=settings.partition_bytes or 0,
         transport=settings.transport,
         local_reduce=settings.local_reduce,
+        global_rank=settings.global_rank,
+        resumes=resumes,
     )

@@ -1,0 +1,43 @@
+"""What of a process lives on from one generation of its job to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from byteps_py.settings import WorkerSettings
+from byteps_py.types import TensorSpec
+
+__all__ = ["Lineage"]
+
+
+class Lineage:
+    """The sessions of a process that follow one another by ``suspend()`` and ``resume()``. Any thread.
+
+    What plugins keep for longer than a session, they keep by this.
+
+    Args:
+        settings: those with which the process joined its job; None if it is a job of its own.
+
+    Attributes:
+        settings: as given.
+    """
+
+    def __init__(self, settings: WorkerSettings | None = None) -> None:
+        self.settings = settings
+        self._declared: dict[str, TensorSpec] = {}
+
+    @property
+    def counts_processes(self) -> bool:
+        """Whether all workers run on one machine, so that a number of workers means processes, not machines."""
+        return self.settings is not None and self.settings.num_worker == 1 and self.settings.local_size > 1
+
+    @property
+    def declared(self) -> list[TensorSpec]:
+        """What was declared, in the original order. Groups of workers end with their generation, and their tensors."""
+        return list(self._declared.values())
+
+    def note(self, specs: Iterable[TensorSpec]) -> None:
+        """These have been declared."""
+        for each in specs:
+            if not each.group:
+                self._declared.setdefault(each.name, each)
