@@ -27,21 +27,34 @@ from collections.abc import Container, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
 import torch
 
 from byteps_py import session as _session
 from byteps_py.errors import BytePSError
 from byteps_py.operations import Numbering
 from byteps_py.torch import homes
-from byteps_py.torch.agreement import Agreement
+from byteps_py.torch.alike import ask_alike, average_loss
 from byteps_py.torch.claims import claim, release
 from byteps_py.torch.compression import Compressor
+from byteps_py.torch.generation import Generation
 from byteps_py.torch.homes import Home
 from byteps_py.torch.names import check_names, fill_names, some
-from byteps_py.torch.slots import Push, Slot, attempt, check_gradient, check_untouched, hook_of, is_touched, wait
+from byteps_py.torch.slots import (
+    Push,
+    Slot,
+    attempt,
+    begin_anew,
+    check_gradient,
+    check_passes,
+    check_untouched,
+    finish,
+    forget,
+    hook_of,
+    is_touched,
+    wait,
+)
 from byteps_py.torch.staging import Staging
-from byteps_py.torch.tensors import as_array, check_dense, copy_back, stage, to_tensor, wire_tag
+from byteps_py.torch.tensors import as_array, check_dense, stage, wire_tag
 from byteps_py.types import DType, Operation, TensorSpec
 
 __all__ = ["GradientExchange"]
@@ -100,7 +113,7 @@ class GradientExchange:
         """What went wrong in an exchange that a Ctrl-C has ended before all averages were in place."""
         self._given_up: set[torch.Tensor] = set()
         self._compression = compression
-        self._passes = _check_passes(passes)
+        self._passes = check_passes(passes)
         self._names = check_names(named_parameters, groups)
         self._slots: dict[torch.Tensor, Slot] = {}
         self._gathered: list[Slot] = []
@@ -110,13 +123,27 @@ class GradientExchange:
         self._prefix = f"Gradient{number}."
         self._loss = TensorSpec(f"Loss{number}", DType.FLOAT64, (1,))
         self._register(session, groups)
-        self._agreement: Agreement | None = Agreement(
-            session,
-            f"the parameters of gradient exchange {number or 1}",
-            [owner, *(f"{each.label} ({each.spec.describe()})" for each in self._slots.values())],
-            "Make each DistributedOptimizer in the same order and of the same parameters on every worker; "
-            "named_parameters tells apart those that look alike.",
-        )
+        self._generation = Generation(session, lambda here: ask_alike(here, number, owner, self._slots.values()))
+
+    def _here(self) -> _session.Session:
+        """The session. After a resume() steps count anew, as those of workers that have come by it.
+
+        Raises:
+            BytePSError: gradients were on their way in suspend(). They are forgotten, and the next call succeeds.
+        """
+        session = _session.current()
+        if self._generation.has_changed(session):
+            self.step = 0
+            begin_anew(self._slots.values())
+            pushed = [each for each in self._slots.values() if each.push is not None and self._is_lost(each)]
+            if any(each.push is not None and each.push.pending is not None for each in pushed):
+                self._take_gathered()
+                forget(pushed, self.ending)
+        return session
+
+    def _is_lost(self, slot: Slot) -> bool:
+        """Whether a push of an earlier generation is of no use."""
+        return True
 
     @property
     def synchronized(self) -> bool:
@@ -170,7 +197,7 @@ class GradientExchange:
         Raises:
             BytePSError: gradients are on their way.
         """
-        checked = _check_passes(passes)
+        checked = check_passes(passes)
         self.restart("set_backward_passes_per_step()")
         self._passes = checked
         for slot in self._slots.values():
@@ -226,10 +253,8 @@ class GradientExchange:
         self.synchronized = True
 
     def _contribute_all(self, groups: _Groups) -> list[Exception]:
-        session = _session.current()
-        if self._agreement is not None:
-            self._agreement.check()
-            self._agreement = None
+        session = self._here()
+        self._generation.check()
         self._check_not_given_up(groups)
         self._register(session, groups)
         self._take_gathered()
@@ -244,7 +269,7 @@ class GradientExchange:
             )
 
     def _conclude(self, slots: Iterable[Slot], errors: list[Exception]) -> None:
-        errors += attempt(slots, wait if errors else _finish)
+        errors += attempt(slots, wait if errors else partial(finish, staging=_staging))
         for slot in slots:
             slot.push, slot.remaining = None, self._passes
         if errors:
@@ -265,14 +290,7 @@ class GradientExchange:
         Raises:
             BytePSError: what the session raises, such as an AgreementError where workers are in different steps.
         """
-        loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
-        single = isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.is_floating_point()
-        value = np.array([float(loss)]) if single or isinstance(loss, float) else None
-        pending = _session.current().submit(self._loss, value, value, Operation.AVERAGE, step=self.step)
-        average = float(pending.wait()[0])
-        if value is None:
-            return loss
-        return torch.full_like(loss, average) if single else average
+        return average_loss(self._here(), self._loss, loss, self.step)
 
     def _register(self, session: _session.Session, groups: _Groups) -> None:
         """Give a slot and a hook to every parameter that requires a gradient and has none; declare all in one batch."""
@@ -329,16 +347,16 @@ class GradientExchange:
             return
         gradient = slot.parameter.grad
         if gradient is None or _staging.takes(gradient):
-            self._push(_session.current(), slot)
+            self._push(self._here(), slot)
             return
         check_gradient(slot, gradient)
         if slot.home is not None:  # now: whoever refers to the gradient after the backward pass shall have the new one
-            gradient = slot.home.settle(_session.current(), gradient)
+            gradient = slot.home.settle(self._here(), gradient)
         slot.push = Push(None, gradient, gradient._version)
         self._gathered.append(slot)
         self._gathered_bytes += slot.spec.nbytes
         if self._gathered_bytes >= GATHERED_BYTES:
-            session = _session.current()
+            session = self._here()
             for each in self._take_gathered():
                 self._push(session, each)
 
@@ -376,25 +394,3 @@ class GradientExchange:
         array, operation = as_array(buffer.tensor), Operation.AVERAGE
         begin = partial(session.submit, slot.spec, array, array, operation, priority=slot.priority, step=self.step)
         return Push(_staging.start(gradient, buffer, begin), gradient, gradient._version, buffer=buffer)
-
-
-def _finish(slot: Slot) -> None:
-    push = slot.push
-    if push is None or push.pending is None:
-        return
-    array = push.pending.wait()
-    with torch.no_grad():
-        if push.gradient is not None and push.buffer is not None:
-            _staging.fetch(push.buffer, push.gradient)
-        elif push.gradient is not None and push.staged is not None:
-            copy_back(push.staged, push.gradient)
-        elif not push.pending.absent:
-            received = to_tensor(array, slot.dtype)
-            slot.parameter.grad = torch.empty_like(slot.parameter).copy_(received)
-    slot.push = None  # at once: a Ctrl-C may come before the others have arrived
-
-
-def _check_passes(passes: int) -> int:
-    if passes < 1:
-        raise ValueError(f"backward_passes_per_step={passes} must be at least 1")
-    return passes

@@ -165,7 +165,8 @@ def _average(exchanges: Sequence[_BackwardExchange]) -> None:
 class DistributedDataParallel(nn.Module):
     """A module that trains on gradients averaged over all workers, with any optimizer of torch.
 
-    At construction parameters and buffers become those of worker 0. When ``backward()`` returns, ``.grad`` of every
+    At construction, and in the first forward pass for training after ``resume()``, parameters and buffers become those
+    of worker 0. When ``backward()`` returns, ``.grad`` of every
     parameter is the average over the workers; a parameter that got no gradient here counts as zero, and one that got
     none anywhere keeps ``grad`` None. Gradients are pushed while the backward pass is still running. What a worker had
     accumulated before (under :meth:`no_sync`) is averaged too.
@@ -203,8 +204,7 @@ class DistributedDataParallel(nn.Module):
         self.broadcast_buffers = broadcast_buffers
         self._exchange = _BackwardExchange(module, compression)
         self._prefix = f"Module{self._exchange.number}."
-        state = {name: each for name, each in module.state_dict().items() if isinstance(each, torch.Tensor)}
-        broadcast_parameters(state, root_rank=0, prefix=self._prefix)
+        self._begin_alike()
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """What the module returns.
@@ -213,8 +213,11 @@ class DistributedDataParallel(nn.Module):
             BytePSError: buffers could not be broadcast.
         """
         exchange = self._exchange
-        if self.training and exchange.enabled and self.broadcast_buffers and not exchange.awaited:
-            self._broadcast_buffers()
+        if self.training and exchange.enabled and not exchange.awaited:
+            if self._alike_in() is not _session.current():
+                self._begin_alike()
+            if self.broadcast_buffers:
+                self._broadcast_buffers()
         if self._device is not None:
             inputs, keywords = (to_device(each, self._device, non_blocking=True) for each in (inputs, keywords))
         output = self.module(*inputs, **keywords)
@@ -246,6 +249,13 @@ class DistributedDataParallel(nn.Module):
         """
         if self._exchange.enabled and (self._exchange.awaited or self._exchange.reached):
             self._exchange.average()
+
+    def _begin_alike(self) -> None:
+        """Parameters and buffers become those of worker 0: as the first thing of each generation of the job, since that
+        is what workers that have come by it do."""
+        self._alike_in = weakref.ref(_session.current())
+        state = {name: each for name, each in self.module.state_dict().items() if isinstance(each, torch.Tensor)}
+        broadcast_parameters(state, root_rank=0, prefix=self._prefix)
 
     def _broadcast_buffers(self) -> None:
         buffers = [(f"{self._prefix}{name}", each) for name, each in self.module.named_buffers()]

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 
 from byteps_py.errors import BytePSError, UnsupportedError
 from byteps_py.roles.pending import Pending
 from byteps_py.torch.homes import Home
-from byteps_py.torch.staging import Buffer, Submission
-from byteps_py.torch.tensors import check_dense
+from byteps_py.torch.names import some
+from byteps_py.torch.staging import Buffer, Staging, Submission
+from byteps_py.torch.tensors import check_dense, copy_back, to_tensor
 from byteps_py.types import TensorSpec
 
-__all__ = ["Push", "Slot", "attempt", "check_gradient", "check_untouched", "hook_of", "is_touched", "wait"]
+__all__ = [
+    "Push",
+    "Slot",
+    "attempt",
+    "begin_anew",
+    "check_gradient",
+    "check_passes",
+    "check_untouched",
+    "finish",
+    "forget",
+    "hook_of",
+    "is_touched",
+    "wait",
+]
 
 
 class _Exchange(Protocol):
@@ -130,3 +144,58 @@ def wait(slot: Slot) -> None:
     if slot.push is not None and slot.push.pending is not None:
         slot.push.pending.wait()
     slot.push = None
+
+
+def finish(slot: Slot, staging: Staging) -> None:
+    """Wait for the average, and put it into ``.grad``.
+
+    Raises:
+        BytePSError: as :meth:`byteps_py.roles.pending.Pending.wait`.
+    """
+    push = slot.push
+    if push is None or push.pending is None:
+        return
+    array = push.pending.wait()
+    with torch.no_grad():
+        if push.gradient is not None and push.buffer is not None:
+            staging.fetch(push.buffer, push.gradient)
+        elif push.gradient is not None and push.staged is not None:
+            copy_back(push.staged, push.gradient)
+        elif not push.pending.absent:
+            received = to_tensor(array, slot.dtype)
+            slot.parameter.grad = torch.empty_like(slot.parameter).copy_(received)
+    slot.push = None  # at once: a Ctrl-C may come before the others have arrived
+
+
+def begin_anew(slots: Iterable[Slot]) -> None:
+    """There is another session: memory that servers read is its, and who has left is not exchanged once more."""
+    for slot in slots:
+        slot.buffer = None
+        if slot.home is not None:
+            slot.home.move()
+        if slot.last_step is not None:
+            slot.last_step = -1
+
+
+def forget(slots: Sequence[Slot], ending: str) -> NoReturn:
+    """Pushes of an earlier generation of the job, which are over: nobody waits for what is left to be done with them.
+
+    Raises:
+        BytePSError: always; ``ending`` is what should have been called before.
+    """
+    names = some([each.label for each in slots])
+    attempt(slots, wait)
+    raise BytePSError(
+        f"suspend() was called when a backward pass had begun to push the gradients of {names}: call it after "
+        f"{ending}; clear the gradients to go on"
+    )
+
+
+def check_passes(passes: int) -> int:
+    """
+    Raises:
+        ValueError: that is no number of backward passes.
+    """
+    if passes < 1:
+        raise ValueError(f"backward_passes_per_step={passes} must be at least 1")
+    return passes
