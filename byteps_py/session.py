@@ -217,6 +217,7 @@ class Session:
     def suspend(self) -> None:
         """Leave this generation of the job; see :func:`byteps_py.suspension.suspend`."""
         self._worker.suspend()
+        self.lineage.resumes = True
         if self._recorder is not None:
             self._recorder.close()
         if self._farewell is not None:

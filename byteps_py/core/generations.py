@@ -24,7 +24,7 @@ on is early: it is heard when the generation is over.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -37,8 +37,10 @@ from byteps_py.core.liveness import Liveness, Reminder
 from byteps_py.core.membership import Membership, State
 from byteps_py.core.places import Member, is_same_process
 from byteps_py.core.strangers import Strangers
+from byteps_py.core.veterans import Veteran, Veterans
 from byteps_py.types import Role
 from byteps_py.wire.control import (
+    Abort,
     Bye,
     ChildEnded,
     ControlMessage,
@@ -57,24 +59,7 @@ from byteps_py.wire.control import (
 __all__ = ["Generations"]
 
 _MOST: Final = 65536
-"""Most processes of earlier generations, and early ones, that are remembered."""
-
-
-@dataclass(frozen=True)
-class _Veteran:
-    """A process of an earlier generation, and what it was called there."""
-
-    member: Member
-    name: str
-
-    def is_meant(self, message: ChildEnded) -> bool:
-        """Whether its end is told, or that of the command that started it."""
-        register = self.member.register
-        if is_same_process(message.process, register.process):
-            return True
-        place = (register.launch_id, register.local_rank)
-        is_worker = register.role is Role.WORKER
-        return is_worker and bool(message.launch_id) and place == (message.launch_id, message.local_rank)
+"""Most early processes that are remembered."""
 
 
 class Generations:
@@ -113,7 +98,7 @@ class Generations:
         self._reserve: dict[bytes, Member] = {}
         self._ready: set[bytes] = set()
         self._resting: dict[bytes, Member] = {}
-        self._veterans: dict[ProcessInfo, _Veteran] = {}
+        self._veterans = Veterans()
         self._past: dict[bytes, int] = {}  # the ranks of earlier workers, by the names of connections that they had
         self._early: dict[bytes, Register] = {}
         self._reminder: Reminder | None = None  # of the wait for the next generation
@@ -150,6 +135,12 @@ class Generations:
             return [Send(peer, Left(self._past[peer]))] if isinstance(message, Bye) else []
         if isinstance(message, ChildEnded) and (veteran := self._veteran(message)) is not None:
             return self._veteran_ended(now, peer, veteran, message)
+        if isinstance(message, Register):
+            self._resting = {
+                each: member
+                for each, member in self._resting.items()
+                if not is_same_process(member.process, message.process)
+            }
         if self.state is State.SUSPENDED:
             return self._while_suspended(now, peer, message)
         if self._is_early(peer, message):
@@ -206,7 +197,7 @@ class Generations:
     def members(self) -> list[tuple[bytes, ProcessInfo, str]]:
         """``(peer, process, description)`` of everyone who is registered and has not left; in a suspended job, also of
         the workers that may resume it."""
-        apart = {**self._reserve, **(self._resting if self.state is State.SUSPENDED else {})}
+        apart = {**self._reserve, **(self._resting if self._awaits_resting else {})}
         found = [(peer, each.process, each.describe()) for peer, each in apart.items()]
         return found + [each for each in self._current.members() if each[0] not in apart]
 
@@ -217,6 +208,11 @@ class Generations:
             return census
         missing = "the workers, of which none has called resume() yet"
         return replace(census, machines=0, workers=0, servers=len(self._reserve), missing=missing)
+
+    @property
+    def _awaits_resting(self) -> bool:
+        """Whether resting workers are of interest: they may resume, or are to learn why they cannot."""
+        return self.state is State.SUSPENDED or isinstance(self._current.end, Abort)
 
     # From one generation to the next.
 
@@ -231,9 +227,7 @@ class Generations:
     def _suspend(self, now: float) -> list[Action]:
         self._reminder = Reminder(now, calm_after=60.0)
         workers, servers = self._current.survivors()
-        for member, name in self._current.cast():
-            if len(self._veterans) < _MOST:
-                self._veterans[member.process] = _Veteran(member, name)
+        self._veterans.add(self._current.cast())
         self._past = self._current.ranks()
         self._resting = {each.peer: each for each in workers}
         for each in servers:
@@ -318,8 +312,7 @@ class Generations:
         member = self._resting.pop(peer)
         if not self._resting:
             self._alone_since = now
-        name = self._veterans[member.process].name if member.process in self._veterans else member.describe()
-        return [Log("info", f"{name} has ended after suspend(): {how}")]
+        return [Log("info", f"{self._veterans.name(member)} has ended after suspend(): {how}")]
 
     def _finish(self, reason: str) -> list[Action]:
         return self._tell_reserve(self._current.finish(reason))
@@ -348,19 +341,19 @@ class Generations:
         text = f"{name} {what}; it was in reserve, and another server may take its place"
         return [Log("warning", text), Send(peer, Refused(text))]
 
-    def _veteran(self, message: ChildEnded) -> _Veteran | None:
+    def _veteran(self, message: ChildEnded) -> Veteran | None:
         """The process of an earlier generation that has ended, if it has no part in the current one."""
         if self.state is not State.SUSPENDED:
             roster = self._current.roster
             is_member = roster.find(message.process) or roster.find_child(message.launch_id, message.local_rank or 0)
             if is_member is not None:
                 return None
-        return next((each for each in self._veterans.values() if each.is_meant(message)), None)
+        return self._veterans.find(message)
 
-    def _veteran_ended(self, now: float, peer: bytes, veteran: _Veteran, message: ChildEnded) -> list[Action]:
+    def _veteran_ended(self, now: float, peer: bytes, veteran: Veteran, message: ChildEnded) -> list[Action]:
         actions: list[Action] = [Send(peer, HeartbeatReply(self._scheduler))]
         member, how = veteran.member, f"its process {ending(message.status)}"
-        del self._veterans[member.process]
+        self._veterans.forget(veteran)
         if self.state is State.ENDING:
             return actions
         if member.peer in self._reserve:

@@ -161,7 +161,7 @@ def rejoin(lineage: Lineage, num_workers: int, num_servers: int, global_rank: in
         return _join(settings, lineage)
     # A trace has one file, and steps that are counted from the start: that of the first generation.
     settings = dataclasses.replace(settings, worker_id=first.worker_id, local_rank=first.local_rank, trace_on=False)
-    joined = _join(settings, lineage, resumes=True)
+    joined = _join(settings, lineage)
     if first.worker_id is not None:
         source["DMLC_WORKER_ID"] = str(joined.node)
     if source.get("BYTEPS_LOCAL_RANK", "").strip():
@@ -195,8 +195,8 @@ def _be_alone(settings: ProcessSettings, role: Role | None, lineage: Lineage) ->
     return Joined(worker, recorder=_begin_record(settings, member, worker), lineage=lineage)
 
 
-def _join(settings: WorkerSettings, lineage: Lineage, *, resumes: bool = False) -> Joined:
-    if not resumes:
+def _join(settings: WorkerSettings, lineage: Lineage) -> Joined:
+    if not lineage.resumes:
         _start_logging(settings)
     check_interface(settings)
     prepare(settings)
@@ -218,7 +218,7 @@ def _join(settings: WorkerSettings, lineage: Lineage, *, resumes: bool = False) 
         if recorder is not None:
             recorder.sample()  # the program may hang until it is ended without any handler
 
-    worker = Worker(settings, endpoint, incarnation, chosen, abort, resumes=resumes)
+    worker = Worker(settings, endpoint, incarnation, chosen, abort, lineage)
     farewell = Farewell(worker.say_goodbye)
     try:
         welcome = worker.start()

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from byteps_py.settings import WorkerSettings
 from byteps_py.types import TensorSpec
+from byteps_py.wire.control import ProcessInfo
 
 __all__ = ["Lineage"]
 
@@ -20,10 +21,14 @@ class Lineage:
 
     Attributes:
         settings: as given.
+        resumes: whether it has suspended a job before.
+        scheduler: the process of the scheduler that the process had; None before the first ``suspend()``.
     """
 
     def __init__(self, settings: WorkerSettings | None = None) -> None:
         self.settings = settings
+        self.resumes = False
+        self.scheduler: ProcessInfo | None = None
         self._declared: dict[str, TensorSpec] = {}
 
     @property

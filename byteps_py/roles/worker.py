@@ -27,6 +27,7 @@ from byteps_py.roles.envelope import Complaints
 from byteps_py.roles.farewell import MILLISECONDS
 from byteps_py.roles.goodbye import Goodbye, tell
 from byteps_py.roles.groups import Formed
+from byteps_py.roles.lineage import Lineage
 from byteps_py.roles.link_speed import known_speed
 from byteps_py.roles.member import SCHEDULER, SchedulerLink, worker_registration
 from byteps_py.roles.neighbours import may_have_neighbours
@@ -66,7 +67,7 @@ class Worker:
         incarnation: random 64-bit number of this process start.
         kernels: for copying.
         on_abort: called once on the worker's thread when the job ends before :meth:`close`, with the reason.
-        resumes: whether this process was in an earlier generation of the job.
+        lineage: what this process has of earlier generations of the job.
     """
 
     def __init__(
@@ -76,8 +77,7 @@ class Worker:
         incarnation: int,
         kernels: Kernels,
         on_abort: Callable[[BaseException], None],
-        *,
-        resumes: bool = False,
+        lineage: Lineage | None = None,
     ) -> None:
         self.speed = SpeedRecord(time.monotonic())
         self._settings = settings
@@ -85,7 +85,8 @@ class Worker:
         self._incarnation = incarnation
         self._kernels = kernels
         self._on_abort = on_abort
-        self._register = worker_registration(settings, incarnation, resumes=resumes)
+        self._lineage = lineage or Lineage()
+        self._register = worker_registration(settings, incarnation, resumes=self._lineage.resumes)
         self._complaints = Complaints(_log)
         self._lock = threading.Lock()
         self._commands: deque[Callable[[float], None]] = deque()
@@ -188,6 +189,7 @@ class Worker:
             JobAborted, TransportTimeout: the job has ended, or others have not come within ``BYTEPS_STALL_TIMEOUT``.
         """
         ended = self._depart(lambda now: Suspension(self._link, now, self._settings.stall_timeout))
+        self._lineage.scheduler = self._link.scheduler
         if not isinstance(ended, NotInitializedError):
             raise ended.with_traceback(None)
 
@@ -259,6 +261,7 @@ class Worker:
             self._endpoint.hold_lanes()  # what comes before this process knows who is in the job can wait
         probe = None if self._tracing is None else self._tracing.trace.probe
         link = self._link = SchedulerLink(self._endpoint, self._settings, self._register, _log, time.monotonic(), probe)
+        link.former = self._lineage.scheduler
         requests = self._requests = Requests(link, self._settings.stall_timeout)
         while not self._may_end(time.monotonic()):
             now = time.monotonic()

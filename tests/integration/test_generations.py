@@ -68,7 +68,7 @@ def test_training_goes_on_with_fewer_and_then_with_more(three: Job) -> None:
         assert {(each["workers"], each["servers"]) for each in of_it} == {(workers, servers)}
         assert len({each["params_sha256"] for each in of_it}) == 1, of_it
         assert {each["steps"] for each in of_it} == {30 * (number + 1)}
-    first, second, third = ([each for each in said if each["generation"] == number][0] for number in range(3))
+    first, second, third = (next(each for each in said if each["generation"] == number) for number in range(3))
     assert first["last_loss"] < first["first_loss"] / 2
     # The noise of one batch: a model that had been lost would be at ln(10).
     assert second["first_loss"] < first["last_loss"] + 0.5 < 2.0

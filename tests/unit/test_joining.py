@@ -19,7 +19,7 @@ class Worker:
 
     made: list[Worker]
 
-    def __init__(self, settings: WorkerSettings, endpoint: Any, *rest: object, resumes: bool) -> None:
+    def __init__(self, settings: WorkerSettings, endpoint: Any, *rest: object) -> None:
         self._endpoint = endpoint
         self.closed = False
         self.made.append(self)
