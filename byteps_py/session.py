@@ -84,6 +84,16 @@ class Session:
         self._count = StepCount(recorder)
 
     @property
+    def steps(self) -> int:
+        """How many :meth:`mark_step` counted."""
+        return self._count.steps
+
+    @property
+    def samples(self) -> int:
+        """How many :meth:`mark_step` was told of."""
+        return self._count.samples
+
+    @property
     def speed(self) -> SpeedRecord:
         """How many bytes have been summed, over time."""
         return self._worker.speed
@@ -204,8 +214,8 @@ class Session:
         return {
             "role": str(Role.WORKER),
             "rank": self.rank,
-            "steps": self._count.steps,
-            "samples": self._count.samples,
+            "steps": self.steps,
+            "samples": self.samples,
             "cpu_seconds": time.process_time(),
             "messages": {"sent": sent, "received": received},
             "transport": self._worker.ways(),

@@ -50,3 +50,4 @@ def resume(num_workers: int, num_servers: int, global_rank: int | None = None) -
     declared = session.lineage.declared
     if declared:
         session.declare(declared)
+    session.lineage.call_followers()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable
 
 from byteps_py.settings import WorkerSettings
 from byteps_py.types import TensorSpec
@@ -29,12 +30,26 @@ class Lineage:
         self.settings = settings
         self.resumes = False
         self.scheduler: ProcessInfo | None = None
+        self._followers: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._declared: dict[str, TensorSpec] = {}
 
     @property
     def counts_processes(self) -> bool:
         """Whether all workers run on one machine, so that a number of workers means processes, not machines."""
         return self.settings is not None and self.settings.num_worker == 1 and self.settings.local_size > 1
+
+    def follow(self, method: Callable[[], None]) -> None:
+        """Have a method called at the end of each ``resume()``, as long as its object lives. It must not wait for other
+        workers, which may be elsewhere: those that have come by the resumption make their objects at their own time."""
+        self._followers.append(weakref.WeakMethod(method))
+
+    def call_followers(self) -> None:
+        """The next generation has begun. In the order in which they were added."""
+        self._followers = [each for each in self._followers if each() is not None]
+        for each in list(self._followers):
+            method = each()
+            if method is not None:
+                method()
 
     @property
     def declared(self) -> list[TensorSpec]:

@@ -267,3 +267,91 @@ def test_a_launch_of_which_one_worker_ends_and_two_go_on() -> None:
         (2, 0, 2),
     ]
     assert len({each["params_sha256"] for each in said}) == 3
+
+
+MODELS = """
+import hashlib, torch
+import byteps_py.torch as bps
+from byteps_py.torch.cross_barrier import CrossBarrier
+from byteps_py.torch.parallel import DistributedDataParallel
+torch.set_num_threads(1)
+torch.manual_seed(int(os.environ['DMLC_WORKER_ID']))
+
+def net():
+    return torch.nn.Sequential(torch.nn.Linear(200, 200), torch.nn.Tanh(), torch.nn.Linear(200, 2))
+
+a, b, c = net(), net(), net()
+first = torch.optim.SGD(a.parameters(), lr=0.01, momentum=0.9)
+first = bps.DistributedOptimizer(first, a.named_parameters(), arena=True)
+second = CrossBarrier(b, torch.optim.Adam(b.parameters(), lr=0.01))
+wrapped = DistributedDataParallel(torch.nn.Sequential(c, bps.SyncBatchNorm(2)))
+third = torch.optim.SGD(c.parameters(), lr=0.01)
+
+def train():
+    bps.broadcast_parameters(a.state_dict(), prefix='A.')
+    bps.broadcast_parameters(b.state_dict(), prefix='B.')
+    bps.broadcast_optimizer_state(first, prefix='First.')
+    bps.broadcast_optimizer_state(second, prefix='Second.')
+    for _ in range(3):
+        inputs = torch.randn(8, 200)
+        for model, optimizer in ((a, first), (b, second), (wrapped, third)):
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+    second.synchronize()
+    parameters = [each for model in (a, b, c) for each in model.parameters()]
+    sha = hashlib.sha256(b''.join(each.detach().numpy().tobytes() for each in parameters))
+    print('trained', bps.size(), sha.hexdigest())
+    assert float(bps.push_pull(torch.ones(3), average=False, name='sum')[0]) == bps.size()
+
+for number in range(int(os.environ.get('FIRST', '0')), 2):
+    if number > int(os.environ.get('FIRST', '0')):
+        bps.resume(3, 2)
+    train()
+    if number == 0:
+        bps.suspend()
+"""
+
+
+@needs_torch
+def test_whatever_is_made_by_the_plugin_goes_on_with_a_newcomer(tmp_path: Path) -> None:
+    with job(tmp_path, 2, 1, BYTEPS_LOG_LEVEL="info") as made:
+        made.scheduler()
+        made.server(0)
+        for index in range(2):
+            made.worker(index, MODELS)
+        made.wait_for("scheduler", "generation 2 of the job gathers", 120)
+        made.change(3, 2)
+        made.server(1)
+        made.worker(2, MODELS, FIRST="1")
+        assert set(made.wait(120).values()) == {0}, made.everything()
+        said = re.findall(r"trained (\d) (\w+)", "".join(made.output(f"worker{index}") for index in range(3)))
+        assert sorted(size for size, _ in said) == ["2", "2", "3", "3", "3"]
+        assert len(set(said)) == 2
+
+
+@needs_torch
+def test_suspending_before_the_step_is_told(tmp_path: Path) -> None:
+    body = (
+        "import torch, byteps_py.torch as bps\n"
+        "model = torch.nn.Linear(1100, 1000)\n"  # more than is gathered before it is pushed
+        "optimizer = bps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())\n"
+        "model(torch.ones(1, 1100)).sum().backward()\n"
+        "bps.suspend()\n"
+        "bps.resume(2, 1)\n"
+        "try: optimizer.step()\n"
+        "except bps_numpy.BytePSError as error: print(error)\n"
+        "optimizer.zero_grad()\n"
+        "model(torch.ones(1, 1100)).sum().backward()\n"
+        "optimizer.step()\n"
+        "print('done')\n"
+    )
+    with job(tmp_path, 2, 1) as made:
+        made.scheduler()
+        made.server()
+        for index in range(2):
+            made.worker(index, "bps_numpy = bps\n" + body)
+        assert set(made.wait().values()) == {0}, made.everything()
+        assert "suspend() was called when a backward pass had begun to push the gradients of" in made.output("worker0")
+        assert "call it after step() or synchronize()" in made.output("worker0")
+        assert "done" in made.output("worker1")
