@@ -355,3 +355,40 @@ def test_suspending_before_the_step_is_told(tmp_path: Path) -> None:
         assert "suspend() was called when a backward pass had begun to push the gradients of" in made.output("worker0")
         assert "call it after step() or synchronize()" in made.output("worker0")
         assert "done" in made.output("worker1")
+
+
+def test_each_generation_has_a_record_and_the_first_one_a_trace(tmp_path: Path) -> None:
+    body = PUSHES + "for _ in range(9): total(); bps.step()\nbps.suspend()\nbps.resume(2, 1)\ntotal()\nbps.step()\n"
+    records, traces, output = (tmp_path / name for name in ("records", "traces", "output"))
+    output.mkdir()
+    environ = {
+        "BYTEPS_AB_RECORD": str(records),
+        "BYTEPS_TRACE_ON": "1",
+        "BYTEPS_TRACE_DIR": str(traces),
+        "BYTEPS_TRACE_START_STEP": "2",
+        "BYTEPS_TRACE_END_STEP": "5",
+    }
+    with job(output, 2, 1, **environ) as made:
+        made.scheduler()
+        made.server()
+        for index in range(2):
+            made.worker(index, body)
+        assert set(made.wait().values()) == {0}, made.everything()
+    found = sorted(path.name for path in records.rglob("*.jsonl"))
+    assert found == sorted(2 * ["scheduler-0.jsonl", "server-0.jsonl", "worker-0.jsonl", "worker-1.jsonl"])
+    for name in ("0", "server-0"):
+        about = json.loads((traces / name / "comm.json").read_text())["otherData"]
+        assert (about["num_worker"], about["last_step"]) == (2, 5)
+
+
+def test_a_scheduler_that_is_told_to_end_ends_a_suspended_job_in_order(three: Job) -> None:
+    for index in range(3):
+        three.worker(index, PUSHES + "total()\nbps.suspend()\nprint('suspended')\ntime.sleep(4)\nbps.resume(3, 2)\n")
+    for index in range(3):
+        three.wait_for(f"worker{index}", "suspended")
+    three.processes["scheduler"].terminate()
+    codes = three.wait()
+    assert [codes.pop(name) for name in ("scheduler", "server0", "server1")] == [143, 0, 0], three.everything()
+    assert set(codes.values()) == {1}
+    assert "has ended (its process" in three.output("worker0")
+    assert "while this process had suspended the job" in three.output("worker0")
