@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         stats,
         step,
     )
+    from byteps_py.suspension import resume, suspend
 
     __version__: str
 
@@ -86,15 +87,19 @@ __all__ = [
     "push_pull_rows",
     "push_pull_rows_async",
     "rank",
+    "resume",
     "shutdown",
     "size",
     "stats",
     "step",
+    "suspend",
     "synchronize",
 ]
 
 _MODULES = {
     "broadcast_object": "objects",
+    "resume": "suspension",
+    "suspend": "suspension",
     **dict.fromkeys(
         ("AVG", "SUM", "broadcast", "declare", "empty", "poll", "push_pull", "push_pull_async", "synchronize"),
         "operations",

@@ -64,8 +64,8 @@ WITHOUT_EFFECT: tuple[Group, ...] = (
         },
     ),
     Group(
-        "ranks come from the scheduler: by DMLC_WORKER_ID, then by BYTEPS_LOCAL_RANK",
-        _all((), "BYTEPS_GLOBAL_RANK", "BYTEPS_ORDERED_HOSTS", "DMLC_RANK"),
+        "ranks come from the scheduler: by BYTEPS_GLOBAL_RANK, else by DMLC_WORKER_ID, then by BYTEPS_LOCAL_RANK",
+        _all((), "BYTEPS_ORDERED_HOSTS", "DMLC_RANK"),
     ),
     Group(
         "compression beyond 16-bit floats is not there yet",

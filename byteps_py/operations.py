@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from byteps_py.errors import UnsupportedError
+from byteps_py.roles.lineage import Lineage
 from byteps_py.roles.pending import Pending
 from byteps_py.session import Session, current
 from byteps_py.types import DType, Operation, TensorSpec
@@ -295,13 +296,15 @@ def automatic_name(op: Operation, dtype: str, shape: Sequence[int]) -> str:
 
 
 class Numbering:
-    """Numbers what a plugin makes, in each session anew, so that equal names of two models do not clash. Any thread.
+    """Numbers what a plugin makes, so that equal names of two models do not clash. Any thread.
+
+    It begins with ``init()``, and goes on after a ``resume()``, since what was made before is there still.
 
     Workers that make things in the same order get the same numbers.
     """
 
     def __init__(self) -> None:
-        self._last: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
+        self._last: weakref.WeakKeyDictionary[Lineage, int] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def next(self, session: Session) -> str:
@@ -311,7 +314,7 @@ class Numbering:
         called by numbers.
         """
         with self._lock:
-            number = self._last[session] = self._last.get(session, 0) + 1
+            number = self._last[session.lineage] = self._last.get(session.lineage, 0) + 1
         return "" if number == 1 else str(number)
 
 

@@ -7,35 +7,33 @@ and only in the process that called :func:`init`: a forked child has no session.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import operator
-import os
-import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from byteps_py.errors import BytePSError, NotInitializedError
-from byteps_py.roles import last_words
 from byteps_py.roles.farewell import Farewell
 from byteps_py.roles.groups import KnownGroups
+from byteps_py.roles.holder import Holder
 from byteps_py.roles.joining import AnyWorker, join
+from byteps_py.roles.lineage import Lineage
 from byteps_py.roles.pending import Pending
 from byteps_py.roles.rows import Rows
+from byteps_py.roles.step_count import StepCount
 from byteps_py.roles.worker_stats import worker_stats
-from byteps_py.settings import environment
 from byteps_py.telemetry.metrics import SpeedRecord
 from byteps_py.telemetry.recorder import Recorder
-from byteps_py.types import DType, Operation, TensorSpec, check_count, check_shape
+from byteps_py.types import DType, Operation, TensorSpec, check_shape
 
 __all__ = [
     "Session",
     "barrier",
     "current",
     "get_pushpull_speed",
+    "holder",
     "init",
     "is_initialized",
     "leave_at_exit",
@@ -58,7 +56,7 @@ class Session:
     Attributes:
         rank, size, local_rank, local_size: place among all worker processes, or this machine's, and their number.
         is_asynchronous: whether the servers hold parameters, which :data:`~byteps_py.types.Operation.SEED` gives them.
-        steps, samples: what :meth:`mark_step` counted.
+        lineage: what this session has in common with those before and after it, by ``suspend()`` and ``resume()``.
         specs: what was pushed so far, by name: looking it up is quicker than making it.
     """
 
@@ -71,22 +69,31 @@ class Session:
         local_size: int = 1,
         farewell: Farewell | None = None,
         recorder: Recorder | None = None,
+        lineage: Lineage | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
         self.local_rank = local_rank
         self.local_size = local_size
         self.is_asynchronous = worker.asynchrony.is_on
-        self.steps = 0
-        self.samples = 0
+        self.lineage = Lineage() if lineage is None else lineage
         self.specs: dict[str, TensorSpec] = {}
         self._worker = worker
         self._groups = KnownGroups(rank, size)
         self._submit = worker.submit
         self._farewell = farewell
         self._recorder = recorder
-        self._lock = threading.Lock()
-        self._marks_itself = False
+        self._count = StepCount(recorder)
+
+    @property
+    def steps(self) -> int:
+        """How many :meth:`mark_step` counted."""
+        return self._count.steps
+
+    @property
+    def samples(self) -> int:
+        """How many :meth:`mark_step` was told of."""
+        return self._count.samples
 
     @property
     def speed(self) -> SpeedRecord:
@@ -104,6 +111,7 @@ class Session:
             if each.group:
                 self._groups.check(each)
         self._worker.declare(specs)
+        self.lineage.note(specs)
 
     def form_group(self, ranks: Sequence[int]) -> int:
         """The id of a group of workers, for :class:`~byteps_py.types.TensorSpec`; waits until all servers know it.
@@ -205,21 +213,20 @@ class Session:
         Raises:
             TypeError, ValueError: ``samples`` is no number from 0 on. Nothing is counted.
         """
-        counted = 0 if samples is None else check_count(samples)
-        with self._lock:
-            if automatic and self._marks_itself:
-                return
-            if not automatic and not self._marks_itself:
-                self._marks_itself = True
-                self.steps = 0
-            self.steps += 1
-            self.samples += counted
-            if self._recorder is not None:
-                self._recorder.step(self.steps, self.samples)
+        self._count.mark(samples, automatic=automatic)
 
     def stats(self) -> dict[str, Any]:
         """See :func:`stats`."""
         return worker_stats(self._worker, self.rank, self.steps, self.samples)
+
+    def suspend(self) -> None:
+        """Leave this generation of the job; see :func:`byteps_py.suspension.suspend`."""
+        self._worker.suspend()
+        self.lineage.resumes = True
+        if self._recorder is not None:
+            self._recorder.close()
+        if self._farewell is not None:
+            self._farewell.close()
 
     def close(self, failure: str = "") -> None:
         """Leave the job; takes a few seconds at most.
@@ -243,9 +250,8 @@ class Session:
             self._worker.close(failure)
 
 
-_state_lock = threading.Lock()
-_session: Session | None = None
-_session_pid = 0
+holder: Final[Holder[Session]] = Holder()
+"""Of the session of this process."""
 
 
 def init(lazy: bool = True) -> None:
@@ -263,19 +269,7 @@ def init(lazy: bool = True) -> None:
         NotInitializedError: this is a forked child of a worker.
     """
     del lazy
-    global _session, _session_pid
-    with _state_lock:
-        if _session is not None and (_session_pid == os.getpid() or _session.size > 1):
-            current()  # a child that was forked from a worker has none, and its job is complete
-            return
-        last_words.watch(launched=bool(environment().get("BYTEPS_LAUNCH_ID")))
-        try:
-            session = Session(*join())
-        except BytePSError as error:
-            last_words.note_failed_start(error)
-            raise
-        _session, _session_pid = session, os.getpid()
-        atexit.register(_leave_at_exit, session, _session_pid)
+    holder.join(lambda: Session(*join()[:-1]))
 
 
 def shutdown() -> None:
@@ -284,12 +278,7 @@ def shutdown() -> None:
     Raises:
         JobAborted, TransportTimeout: the job had ended before its time: an aborted job must not look like a success.
     """
-    global _session
-    with _state_lock:
-        session, _session = _session, None
-        if session is not None and _session_pid == os.getpid():
-            atexit.unregister(_leave_at_exit)
-            session.close()
+    holder.leave()
 
 
 def leave_at_exit() -> None:
@@ -297,17 +286,12 @@ def leave_at_exit() -> None:
 
     In order, or saying what this process dies of.  Without a session it does nothing.
     """
-    global _session
-    with _state_lock:
-        session, _session = _session, None
-    if session is not None:
-        atexit.unregister(_leave_at_exit)
-        _leave_at_exit(session, _session_pid)
+    holder.leave_at_exit()
 
 
 def is_initialized() -> bool:
     """Whether this process has a session."""
-    return _session is not None and _session_pid == os.getpid()
+    return holder.has_session
 
 
 def current() -> Session:
@@ -316,14 +300,7 @@ def current() -> Session:
     Raises:
         NotInitializedError: there is none.
     """
-    session = _session
-    if session is None:
-        raise NotInitializedError("byteps_py is not initialized: call init() first")
-    if _session_pid != os.getpid():
-        raise NotInitializedError(
-            "this process was forked from a worker and has no session: call init() in one process"
-        )
-    return session
+    return holder.current()
 
 
 def rank() -> int:
@@ -382,17 +359,3 @@ def stats() -> dict[str, Any]:
 def get_pushpull_speed() -> tuple[int, float]:
     """The oldest unread point of the speed record: milliseconds since the epoch, and MB/s; ``(0, -5.0)`` if none."""
     return current().speed.take()
-
-
-def _leave_at_exit(session: Session, pid: int) -> None:
-    """Leave as the interpreter ends: in order, or saying what this process dies of.
-
-    A child that was forked without exec inherits this handler, and must not say goodbye for its parent.
-    """
-    if pid != os.getpid():
-        return
-    try:
-        session.close(last_words.cause())
-    except BytePSError as error:
-        _log.error("%s", error)
-        last_words.exit_now()  # the status would be 0: the script ended well, but not its job

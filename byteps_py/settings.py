@@ -17,6 +17,7 @@ from byteps_py.asynchronous_settings import AsynchronousSettings, asynchronous_p
 from byteps_py.binding_settings import BindingSettings, ServerShareSettings, WorkerBindingSettings
 from byteps_py.errors import SettingsError
 from byteps_py.network_settings import MAX_CONNECTIONS, NetworkSettings, PlacementSettings, TrafficSettings
+from byteps_py.place_settings import PlaceSettings
 from byteps_py.record_settings import RecordSettings
 from byteps_py.role import Role
 from byteps_py.trace_settings import TraceSettings, trace_problems
@@ -166,17 +167,9 @@ class ServerSettings(ServerShareSettings, AsynchronousSettings, TrafficSettings,
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerSettings(WorkerBindingSettings, AsynchronousSettings, TrafficSettings, JobSettings):
+class WorkerSettings(PlaceSettings, WorkerBindingSettings, AsynchronousSettings, TrafficSettings, JobSettings):
     """A worker's settings."""
 
-    worker_id: int | None = variable(
-        "DMLC_WORKER_ID", integer(0, 65534), "index of this worker machine", None, "by host and process"
-    )
-    local_rank: int = variable("BYTEPS_LOCAL_RANK", integer(0, 65534), "index of this process on its machine", 0)
-    local_size: int = variable("BYTEPS_LOCAL_SIZE", integer(1, 65535), "worker processes on this machine", 1)
-    launch_id: str = variable(
-        "BYTEPS_LAUNCH_ID", text("a text"), "set by bpslaunch: equal for the processes it started together", ""
-    )
     partition_bytes: int | None = variable(
         "BYTEPS_PARTITION_BYTES",
         integer(64, MAX_PARTITION_BYTES),

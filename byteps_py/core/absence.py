@@ -64,6 +64,8 @@ def _missing_workers(roster: Roster, unjoined: Sequence[Place]) -> str:
     if size is None:
         return "the first worker: none has called init() yet"
     node = _only_node(roster)
+    if roster.is_later:
+        return f"{size - len(node)} of {size} workers"
     missing = (f"worker {local_rank}" for local_rank in range(size) if local_rank not in node)
     absent = size - len(node)
     return f"{absent} of {size} {'worker' if size == 1 else 'workers'}: missing {listed(missing, absent)}"
@@ -90,6 +92,8 @@ def _size_of_the_only_node(roster: Roster, unjoined: Sequence[Place]) -> int | N
 def _missing_nodes(roster: Roster, unjoined: Sequence[Place]) -> Iterator[str]:
     """The ids of machines of which nobody has registered, where machines have ids at all."""
     ids = {any_of(node).register.worker_id for node in roster.nodes.values()}
+    if roster.is_later:  # which may have any ids
+        return
     if (ids or unjoined) and None not in ids | {place.worker_id for place in unjoined}:
         yield from (f"DMLC_WORKER_ID={each}" for each in range(roster.num_worker) if each not in ids)
 
@@ -99,7 +103,7 @@ def _missing_of_nodes(roster: Roster) -> Iterator[str]:
     for node in roster.nodes.values():
         register = any_of(node).register
         absent = register.local_size - len(node)
-        if absent:
+        if absent and not roster.is_later:
             ranks = (str(each) for each in range(register.local_size) if each not in node)
             place = register.process.host if register.worker_id is None else f"DMLC_WORKER_ID={register.worker_id}"
             yield f"BYTEPS_LOCAL_RANK={listed(ranks, absent)} of {place}"

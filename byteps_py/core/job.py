@@ -19,6 +19,7 @@ from byteps_py.wire.control import (
     GroupKnown,
     Left,
     Notice,
+    Suspended,
     Waiting,
     Welcome,
 )
@@ -26,7 +27,7 @@ from byteps_py.wire.control import (
 __all__ = ["EPOCH", "Job"]
 
 EPOCH = 1
-"""The membership epoch of a job whose members never change."""
+"""The membership epoch of a job until its workers have suspended it for the first time."""
 
 
 class Job:
@@ -36,15 +37,19 @@ class Job:
         seating: everybody with their ranks.
         names: by peer, for messages.
         left: the workers that have said goodbye, by peer.
+        suspended: the workers that wait until all have suspended this generation or left.
     """
 
-    def __init__(self, seating: Seating, partition_bytes: int | None, nonce: int) -> None:
+    def __init__(self, seating: Seating, partition_bytes: int | None, nonce: int, epoch: int = EPOCH) -> None:
         self.seating = seating
         self.names = {peer: seating.servers[rank].describe() for peer, rank in seating.server_ranks.items()}
         self.names |= {peer: seating.participants[rank].describe() for peer, rank in seating.worker_ranks.items()}
         self.left: set[bytes] = set()
+        self.suspended: dict[bytes, float] = {}  # since when
+        self._suspension_reminder: Reminder | None = None
         self._departures = Departures()
         self._nonce = nonce
+        self._epoch = epoch
         self._workers = list(seating.worker_ranks)
         self._tensors = TensorTable(
             len(seating.servers),
@@ -61,7 +66,7 @@ class Job:
     def welcome(self, peer: bytes) -> Send:
         """The list of members, for one of them."""
         ranks = self.seating.worker_ranks if peer in self.seating.worker_ranks else self.seating.server_ranks
-        welcome = Welcome(self._nonce, EPOCH, ranks[peer], self.seating.participants, self.seating.servers)
+        welcome = Welcome(self._nonce, self._epoch, ranks[peer], self.seating.participants, self.seating.servers)
         return Send(peer, welcome)
 
     def tell_shares(self) -> list[Action]:
@@ -77,8 +82,8 @@ class Job:
 
     @property
     def is_done(self) -> bool:
-        """Whether every worker has left."""
-        return len(self.left) == len(self._workers)
+        """Whether every worker has left, or waits for the others to suspend."""
+        return len(self.left | self.suspended.keys()) == len(self._workers)
 
     def declare(self, peer: bytes, message: Declare) -> list[Action]:
         """Answer with placements. A new conflict is told to every worker; all of them have to stop using the name.
@@ -124,12 +129,14 @@ class Job:
 
     def impossible_barrier(self) -> str | None:
         """Why the open barrier can never complete, naming who has left and who waits."""
-        gone = [rank for rank in self._barriers.missing() if self._workers[rank] in self.left]
+        away = self.left | self.suspended.keys()
+        gone = [rank for rank in self._barriers.missing() if self._workers[rank] in away]
         if not gone or self._departures.pending:
             return None
         waiting = self._name(self._barriers.arrived()[0])
+        has_left = "has left the job" if self._workers[gone[0]] in self.left else "has called suspend()"
         return (
-            f"barrier {self._barriers.number} cannot complete: {self._name(gone[0])} has left the job and {waiting} "
+            f"barrier {self._barriers.number} cannot complete: {self._name(gone[0])} {has_left} and {waiting} "
             "waits for it; every worker must call barrier() equally often"
         )
 
@@ -142,6 +149,20 @@ class Job:
             actions.append(Log("info", f"{self.names[peer]} has left"))
         return actions
 
+    def suspend(self, now: float, peer: bytes) -> list[Action]:
+        """A worker suspends, maybe once more. The others are told as of one that leaves; it is told when all have."""
+        if peer in self.left or peer in self.suspended:
+            return []
+        self.suspended[peer] = now
+        self._suspension_reminder = self._suspension_reminder or Reminder(now)
+        self._departures.add(now, peer, "")
+        return [Log("info", f"{self.names[peer]} has called suspend()")]
+
+    def confirm_suspension(self) -> list[Action]:
+        """Tell those that wait that all have suspended, and servers that this generation is over."""
+        workers = [Send(peer, Left(self.seating.worker_ranks[peer])) for peer in self.suspended]
+        return [*workers, *(Send(peer, Suspended()) for peer in self.seating.server_ranks)]
+
     def tell_departures(self, now: float) -> tuple[list[Action], str | None]:
         """Tell everybody of those who have left; or why the job has failed, if one of them died of an error."""
         actions: list[Action] = []
@@ -149,7 +170,8 @@ class Job:
             if self._departures.reason(peer):
                 return actions, self.failure_of(peer, "")
             left = Left(self.seating.worker_ranks[peer])
-            actions += self._to_workers(left) + [Send(each, left) for each in self.seating.server_ranks]
+            others = [each for each in self._workers if each not in self.left and each != peer]
+            actions += [Send(each, left) for each in (*others, *self.seating.server_ranks)]
         return actions, None
 
     def failure(self) -> str | None:
@@ -166,11 +188,19 @@ class Job:
         return [Log("warning", text), *self._to_workers(Notice(text))]
 
     def remind(self, now: float) -> list[Action]:
-        """Speak of a barrier that has been waited for."""
+        """Speak of a barrier that has been waited for, and of workers that others wait for in suspend()."""
+        actions: list[Action] = []
+        if self._suspension_reminder is not None and (waited := self._suspension_reminder.due(now)) is not None:
+            absent = [self.names[each] for each in self._workers if each not in self.left | self.suspended.keys()]
+            text = f"waiting {waited:.0f} s in suspend() for {listed(absent, len(absent))}"
+            actions += [Log("warning", text), *(Send(peer, Waiting(text)) for peer in self.suspended)]
         waited = self._barrier_reminder.due(now) if self._barrier_reminder is not None else None
         if waited is None:
-            return []
-        return [Log("warning", f"waiting {waited:.0f} s at barrier {self._barriers.number} for {self._missing()}")]
+            return actions
+        return [
+            *actions,
+            Log("warning", f"waiting {waited:.0f} s at barrier {self._barriers.number} for {self._missing()}"),
+        ]
 
     def _missing(self) -> str:
         """Who is missing at the open barrier."""

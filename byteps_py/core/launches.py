@@ -21,7 +21,7 @@ from byteps_py.core.roster import Roster, is_same_process
 from byteps_py.core.strangers import Strangers
 from byteps_py.wire.control import ChildEnded, ProcessInfo, Vouch, Vouched
 
-__all__ = ["HOLD_SECONDS", "Launches", "Verdict"]
+__all__ = ["HOLD_SECONDS", "Launches", "Verdict", "ending"]
 
 HOLD_SECONDS: Final = 5.0
 _SIGNALLED: Final = 128
@@ -127,13 +127,13 @@ class Launches:
 
     def _judge(self, now: float, message: ChildEnded, job: Job | None) -> Verdict:
         process = f"process {message.process.pid} on {message.process.host}"
-        how = f"its {process} {_ending(message.status)}"
+        how = f"its {process} {ending(message.status)}"
         member = self._roster.find(message.process)
         is_command = member is None and message.local_rank is not None
         if is_command:
             # The process may be a shell: the worker is whoever registered from its place in the launch.
             member = self._roster.find_child(message.launch_id, message.local_rank or 0)
-            how = f"the command that started it, {process}, {_ending(message.status)}"
+            how = f"the command that started it, {process}, {ending(message.status)}"
         if member is None:
             return self._outsider_ended(now, message, is_complete=job is not None)
         if job is not None and member.peer in job.left:
@@ -162,7 +162,7 @@ class Launches:
 
     def _outsider_ended(self, now: float, message: ChildEnded, *, is_complete: bool) -> Verdict:
         """Before the start it would be waited for in vain; later, or if it was refused, nobody needs it."""
-        what = f"{self._describe(message)} {_ending(message.status)}"
+        what = f"{self._describe(message)} {ending(message.status)}"
         if is_complete or self._strangers.was_refused(message):
             return Verdict(f"{what}; it was no member of the job")
         if message.joined:
@@ -205,6 +205,6 @@ class Launches:
         return place.describe(self._roster.num_worker)
 
 
-def _ending(status: int) -> str:
+def ending(status: int) -> str:
     """``ended with status 3`` or ``was killed by signal 9``."""
     return f"ended with status {status}" if status >= 0 else f"was killed by signal {-status}"

@@ -1,6 +1,7 @@
 """The scheduler's decisions: who is in the job, and when it is over.
 
-Theory of operation.  The job passes through three states and never goes back:
+Theory of operation.  One generation of the job (:mod:`byteps_py.core.generations`) passes through these states, and
+never goes back:
 
 =========  ==================================================  ==========================================
 state      what it means                                       it ends when
@@ -9,7 +10,9 @@ GATHERING  processes register; nobody has a rank               all are here (eac
                                                                the start timeout is over, or the processes
                                                                contradict each other
 RUNNING    the list of members is fixed; tensors are declared  every worker has said goodbye, or a member
-           and barriers are kept                               is lost, or a barrier cannot complete
+           and barriers are kept                               is lost, or a barrier cannot complete; or every
+                                                               worker has suspended it or left
+SUSPENDED  this generation is over, the job is not             the next generation takes over, or the job ends
 ENDING     a :class:`Stop` has been given out; whoever still   the runner closes
            speaks hears the end once more
 =========  ==================================================  ==========================================
@@ -26,19 +29,20 @@ within the grace period.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Collection
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Literal
 
 from byteps_py.core.absence import counts
 from byteps_py.core.actions import Action, Log, Send, Stop
 from byteps_py.core.census import Census, take_census
 from byteps_py.core.gathering import Gathering
-from byteps_py.core.job import Job
+from byteps_py.core.job import EPOCH, Job
 from byteps_py.core.launches import Launches
 from byteps_py.core.liveness import Liveness, Silence
 from byteps_py.core.roster import Member, Roster
-from byteps_py.core.strangers import Strangers, shown
+from byteps_py.core.senders import OF_ANYONE, OF_WORKERS
+from byteps_py.core.standing import Standing, State
+from byteps_py.core.strangers import Strangers
 from byteps_py.types import Role
 from byteps_py.wire.control import (
     Abort,
@@ -62,20 +66,8 @@ from byteps_py.wire.control import (
 
 __all__ = ["Action", "Log", "Membership", "Send", "State", "Stop"]
 
-_OF_ANYONE: Final = (Register, ChildEnded, Vouch)
-_OF_WORKERS: Final = (Declare, FormGroup, Barrier)
-_SENDERS: Final = dict.fromkeys(_OF_WORKERS, Role.WORKER) | {GroupKnown: Role.SERVER, Notice: Role.SERVER}
 
-
-class State(enum.Enum):
-    """See the theory of operation above."""
-
-    GATHERING = enum.auto()
-    RUNNING = enum.auto()
-    ENDING = enum.auto()
-
-
-class Membership:
+class Membership(Standing):
     """The state machine of one job. Not thread-safe.
 
     Times are seconds on any clock that does not go back.
@@ -87,7 +79,11 @@ class Membership:
         scheduler: the process that this runs in, for the proof of its own loss.
         start_timeout: seconds from the first registration until the job must be complete; 0: no limit.
         lost_timeout: seconds without a sign of life after which a process counts as lost.
-        by_machine: as in :class:`~byteps_py.core.roster.Roster`.
+        by_machine, asked_by: as in :class:`~byteps_py.core.roster.Roster`.
+        epoch: number of the generation.
+
+    Attributes:
+        end: what everybody is told, in ENDING.
     """
 
     def __init__(
@@ -101,27 +97,28 @@ class Membership:
         start_timeout: float,
         lost_timeout: float,
         by_machine: bool = True,
+        epoch: int = EPOCH,
+        asked_by: str = "",
     ) -> None:
         if num_worker < 1 or num_server < 1:
             raise ValueError(f"num_worker={num_worker} and num_server={num_server} must be at least 1")
-        self.state = State.GATHERING
         self._job_nonce = job_nonce
         self._scheduler = scheduler
         self._lost_timeout = lost_timeout
-        self._roster = Roster(num_worker, num_server, by_machine=by_machine)
+        self._epoch = epoch
+        super().__init__(Roster(num_worker, num_server, by_machine=by_machine, asked_by=asked_by))
         self._strangers = Strangers(job_id, job_nonce, scheduler)
-        self._launches = Launches(self._roster, self._strangers, lost_timeout)
-        self._gathering = Gathering(self._roster, self._launches, start_timeout)
+        self._launches = Launches(self.roster, self._strangers, lost_timeout)
+        self._gathering = Gathering(self.roster, self._launches, start_timeout)
         self._liveness = Liveness(lost_timeout)
         self._last_call: tuple[float, str] | None = None  # when and why the job ends at the latest
-        self._job: Job | None = None  # from RUNNING on
-        self._end: Abort | Finished | None = None  # in ENDING
+        self.end: Abort | Finished | None = None
 
     # What the runner calls.
 
     def receive(self, now: float, peer: bytes, message: ControlMessage) -> list[Action]:
         """Decide about one message."""
-        if self._roster.get(peer) is None and not isinstance(message, _OF_ANYONE):
+        if self.roster.get(peer) is None and not isinstance(message, OF_ANYONE):
             return self._strangers.heard(peer, message)
         actions = self._note_life(now, peer)
         handler = self._HANDLERS[self.state].get(type(message))
@@ -167,7 +164,7 @@ class Membership:
             self._last_call = (now + grace, reason)
             text = f"{reason}: the job goes on until its workers have left, for {grace:g} s at most"
             return self._running.announce(f"{text} (BYTEPS_GRACE_PERIOD)")
-        if self.state is State.GATHERING and not self._roster.has_workers and not self._launches.peers():
+        if self.state is State.GATHERING and not self.roster.has_workers and not self._launches.peers():
             nothing = Log("warning", "no worker called init(): nothing was exchanged")
             said = [] if self._gathering.had_workers else [nothing]
             return [*said, *self._finish(Finished(), Stop(0, f"{reason} while no worker was there"))]
@@ -175,7 +172,7 @@ class Membership:
 
     def proven_lost(self, now: float, peer: bytes, how: str) -> list[Action]:
         """The process of ``peer`` is gone; ``how`` that is known, such as ``its process 4242 on host-a is gone``."""
-        if self._roster.get(peer) is None or self._has_left(peer) or self.state is State.ENDING:
+        if self.roster.get(peer) is None or self._has_left(peer) or self.state is State.ENDING:
             return []
         if self.state is State.RUNNING:
             return self._abort(f"{self._name(peer)} is lost: {how}")
@@ -185,73 +182,60 @@ class Membership:
         """End the job for a reason that only the runner knows; nothing if it has ended already."""
         return [] if self.state is State.ENDING else self._abort(reason)
 
+    def finish(self, reason: str) -> list[Action]:
+        """End the job in order, for a reason that is known elsewhere."""
+        return self._finish(Finished(), Stop(0, reason))
+
     def say_end_again(self) -> list[Action]:
         """Repeat the end, once there is one, to everyone who has not left."""
-        return [] if self._end is None else [Send(peer, self._end) for peer, _, _ in self.members()]
-
-    def knows(self, peer: bytes) -> bool:
-        """Whether ``peer`` is registered, present or left."""
-        return self._roster.get(peer) is not None
-
-    def members(self) -> list[tuple[bytes, ProcessInfo, str]]:
-        """``(peer, process, description)`` of everyone who is registered and has not left."""
-        return [
-            (member.peer, member.process, self._name(member.peer))
-            for member in self._roster
-            if not self._has_left(member.peer)
-        ]
+        return [] if self.end is None else [Send(peer, self.end) for peer, _, _ in self.members()]
 
     def census(self, now: float) -> Census:
         """Who is here and who is missing, for one who asks from outside."""
-        return take_census(self.state.name.lower(), self._roster, self._launches.unjoined(now))
+        return take_census(self.state.name.lower(), self.roster, self._launches.unjoined(now))
 
     # GATHERING
 
     def _join(self, now: float, peer: bytes, message: Register) -> list[Action]:
         member = Member(peer, message)
-        objection = self._strangers.identity_problem(member, self._roster.get(peer), self._name(peer))
+        objection = self._strangers.identity_problem(member, self.roster.get(peer), self._name(peer))
         if objection is not None:
             return self._strangers.refuse(member, objection)
-        if self._roster.get(peer) is not None:
+        if self.roster.get(peer) is not None:
             return []
-        problem = self._roster.add(member)
+        problem = self.roster.add(member)
         if problem is not None:
             everyone = self._abort(problem.text, settings=True) if problem.for_all else []
             return self._strangers.refuse(member, problem.text, settings=problem.for_all) + everyone
         self._liveness.seen(peer, now)
-        return self._gathering.joined(now, member) + (self._start() if self._roster.is_complete else [])
+        return self._gathering.joined(now, member) + (self._start() if self.roster.is_complete else [])
 
     def _start(self) -> list[Action]:
         self.state = State.RUNNING
-        self._job = job = Job(self._roster.seating(), self._roster.partition_bytes, self._job_nonce)
-        actions: list[Action] = [Log("info", f"the job is complete: {counts(self._roster)}"), *job.tell_shares()]
-        return actions + [job.welcome(member.peer) for member in self._roster]
+        self._job = job = Job(self.roster.seating(), self.roster.partition_bytes, self._job_nonce, self._epoch)
+        actions: list[Action] = [Log("info", f"the job is complete: {counts(self.roster)}"), *job.tell_shares()]
+        return actions + [job.welcome(member.peer) for member in self.roster]
 
     def _withdraw(self, now: float, peer: bytes, message: Bye) -> list[Action]:
         return self._vacate(peer, f"{self._name(peer)} {message.reason or 'has left'}")
 
     def _vacate(self, peer: bytes, what: str) -> list[Action]:
         """A process is gone before the job is complete: its place is free again. Without workers, nobody minds."""
-        level: Literal["info", "warning"] = "warning" if self._roster.has_workers else "info"
-        self._roster.remove(peer)
+        level: Literal["info", "warning"] = "warning" if self.roster.has_workers else "info"
+        self.roster.remove(peer)
         self._liveness.forget(peer)
         self._gathering.removed()
         self._strangers.mute(peer)
-        text = f"{what}; the job was not complete, so another process may take its place: {counts(self._roster)}"
+        text = f"{what}; the job was not complete, so another process may take its place: {counts(self.roster)}"
         return [Log(level, text), Send(peer, Refused(text))]
 
     # RUNNING
 
-    @property
-    def _running(self) -> Job:
-        assert self._job is not None, "the job has not started"
-        return self._job
-
     def _late(self, now: float, peer: bytes, message: Register) -> list[Action]:
         """The answer to a registration may have been lost; anyone else is too late."""
         member = Member(peer, message)
-        objection = self._strangers.identity_problem(member, self._roster.get(peer), self._name(peer))
-        if objection is None and self._roster.get(peer) is None:
+        objection = self._strangers.identity_problem(member, self.roster.get(peer), self._name(peer))
+        if objection is None and self.roster.get(peer) is None:
             objection = f"{member.describe()} is too late: the job is complete and runs already"
         return [self._running.welcome(peer)] if objection is None else self._strangers.refuse(member, objection)
 
@@ -266,13 +250,20 @@ class Membership:
         job = self._running
         if peer not in job.seating.worker_ranks:  # a server: nothing goes on without it
             return self._abort(f"{self._name(peer)} {message.reason or 'has left'}")
-        actions = job.leave(now, peer, message.reason)
-        self._liveness.forget(peer)
+        if message.suspends:
+            actions = job.suspend(now, peer)
+        else:
+            actions = job.leave(now, peer, message.reason)
+            self._liveness.forget(peer)
         if not job.is_done:
             return actions
         failure = job.failure()
         if failure is not None:
             return actions + self._abort(failure)
+        if job.suspended:
+            self.state = State.SUSPENDED
+            job.left.update(job.suspended)
+            return actions + job.confirm_suspension()
         return actions + self._finish(Finished(), Stop(0, "every worker has said goodbye"))
 
     def _tell_departures(self, now: float) -> list[Action]:
@@ -301,8 +292,8 @@ class Membership:
         objection = self._strangers.job_problem("this launch of workers", message.job_id)
         if objection is not None:
             return [Send(peer, Refused(objection))]
-        if self._end is not None and not self._launches.have_joined(message):
-            return [Send(peer, self._end)]
+        if self.end is not None and not self._launches.have_joined(message):
+            return [Send(peer, self.end)]
         return [Send(peer, self._launches.vouch(now, peer, message, is_waiting=self.state is State.GATHERING))]
 
     def _child_ended(self, now: float, peer: bytes, message: ChildEnded) -> list[Action]:
@@ -331,15 +322,9 @@ class Membership:
         but = ", but its process runs (is it in a long call that holds the GIL?)" if silence.runs else ""
         return [Log("warning", f"{self._name(silence.peer)} has {heard}{but}; the job goes on")]
 
-    def _may_send(self, peer: bytes, message: ControlMessage) -> bool:
-        member = self._roster.get(peer)
-        if member is not None and member.register.role is not _SENDERS.get(type(message), member.register.role):
-            return False
-        return not (isinstance(message, _OF_WORKERS) and self._has_left(peer))
-
     def _note_life(self, now: float, peer: bytes) -> list[Action]:
         """Note a sign of life of a member."""
-        if self._roster.get(peer) is None or self._has_left(peer):
+        if self.roster.get(peer) is None or self._has_left(peer):
             return []
         silent = self._liveness.seen(peer, now)
         return [] if silent is None else [Log("warning", f"{self._name(peer)} is back after {silent:.0f} s")]
@@ -353,32 +338,21 @@ class Membership:
         """Tell everyone who has not left, and the launchers whose workers have not come yet."""
         launchers = self._launches.peers() if self.state is State.GATHERING else []
         self.state = State.ENDING
-        self._end = end
+        self.end = end
         return [*self.say_end_again(), *(Send(peer, end) for peer in launchers), stop]
 
     def _say_end(self, now: float, peer: bytes, message: ControlMessage) -> list[Action]:
-        assert self._end is not None
+        assert self.end is not None
         if self._has_left(peer):
             return [Send(peer, Left(self._running.seating.worker_ranks[peer]))]
-        return [Send(peer, self._end)]
+        return [Send(peer, self.end)]
 
     def _after_end(self, now: float, peer: bytes, message: Register) -> list[Action]:
-        is_needless = message.role is Role.SERVER and self._job is None and isinstance(self._end, Finished)
-        if is_needless or self._roster.get(peer) is not None:
+        is_needless = message.role is Role.SERVER and self._job is None and isinstance(self.end, Finished)
+        if is_needless or self.roster.get(peer) is not None:
             return self._say_end(now, peer, message)
-        end = self._end if isinstance(self._end, Abort) else Abort("its work is done")
+        end = self.end if isinstance(self.end, Abort) else Abort("its work is done")
         return self._strangers.refuse(Member(peer, message), f"the job has ended: {end.reason}", settings=end.settings)
-
-    # Lookups
-
-    def _has_left(self, peer: bytes) -> bool:
-        return self._job is not None and peer in self._job.left
-
-    def _name(self, peer: bytes) -> str:
-        if self._job is not None and peer in self._job.names:
-            return self._job.names[peer]
-        member = self._roster.get(peer)
-        return shown(peer) if member is None else member.describe()
 
     _OF_LAUNCHERS: ClassVar[dict[type, Callable[..., list[Action]]]] = {ChildEnded: _child_ended, Vouch: _vouch}
     _HANDLERS: ClassVar[dict[State, dict[type, Callable[[Membership, float, bytes, Any], list[Action]]]]] = {
@@ -392,9 +366,10 @@ class Membership:
             Notice: _notice,
             **_OF_LAUNCHERS,
         },
+        State.SUSPENDED: {},
         State.ENDING: {
             Register: _after_end,
-            **dict.fromkeys((Heartbeat, *_OF_WORKERS, GroupKnown, Bye), _say_end),
+            **dict.fromkeys((Heartbeat, *OF_WORKERS, GroupKnown, Bye), _say_end),
             **_OF_LAUNCHERS,
         },
     }

@@ -39,7 +39,7 @@ except AttributeError as error:  # numpy.bool and its like, which NumPy 1.24 has
 
 from byteps_py.mxnet.broadcast import broadcast_parameters
 from byteps_py.mxnet.compression import Compression, Compressor
-from byteps_py.mxnet.engine import shutdown
+from byteps_py.mxnet.engine import shutdown, suspend
 from byteps_py.mxnet.ops import byteps_declare_tensor, byteps_push_pull
 from byteps_py.mxnet.optimizer import DistributedOptimizer
 from byteps_py.mxnet.trainer import DistributedTrainer
@@ -56,6 +56,7 @@ from byteps_py.session import (
     stats,
     step,
 )
+from byteps_py.suspension import resume
 
 __all__ = [
     "Compression",
@@ -73,8 +74,10 @@ __all__ = [
     "local_rank",
     "local_size",
     "rank",
+    "resume",
     "shutdown",
     "size",
     "stats",
     "step",
+    "suspend",
 ]

@@ -45,6 +45,7 @@ import mxnet as mx
 import numpy.typing as npt
 
 from byteps_py import session as _session
+from byteps_py import suspension as _suspension
 from byteps_py.errors import BytePSError
 from byteps_py.mxnet.work import OnComplete, Work, call_back
 from byteps_py.roles import last_words
@@ -52,7 +53,7 @@ from byteps_py.roles.pending import Pending
 from byteps_py.session import Session
 from byteps_py.types import TensorSpec
 
-__all__ = ["Engine", "engine", "shutdown"]
+__all__ = ["Engine", "engine", "shutdown", "suspend"]
 
 _log = logging.getLogger("byteps_py.worker")
 
@@ -338,6 +339,17 @@ def shutdown() -> None:
     engine.drain(_EXIT_SECONDS)  # the session has ended them
     while engine.take_failure() is not None:
         pass
+
+
+def suspend() -> None:
+    """Wait until all that was pushed is over, then suspend the job: see :func:`byteps_py.suspension.suspend`.
+
+    Raises:
+        BytePSError: something that was pushed has failed, and nobody was told; or as that function.
+    """
+    engine.drain()
+    engine.raise_failure()
+    _suspension.suspend()
 
 
 os.register_at_fork(before=engine.hold, after_in_parent=engine.release, after_in_child=engine.reset)

@@ -18,13 +18,14 @@ from byteps_py.mxnet.arrays import spec_of
 from byteps_py.mxnet.engine import engine
 from byteps_py.mxnet.work import Work
 from byteps_py.operations import Numbering
+from byteps_py.roles.lineage import Lineage
 from byteps_py.roles.pending import Pending
 from byteps_py.session import Session
 from byteps_py.types import Operation, TensorSpec
 
 __all__ = ["byteps_declare_tensor", "byteps_push_pull", "numbering", "start"]
 
-_declared: Final[weakref.WeakKeyDictionary[Session, dict[str, TensorSpec | None]]] = weakref.WeakKeyDictionary()
+_declared: Final[weakref.WeakKeyDictionary[Lineage, dict[str, TensorSpec | None]]] = weakref.WeakKeyDictionary()
 numbering: Final = Numbering()
 """Of optimizers and trainers."""
 
@@ -49,7 +50,7 @@ def byteps_declare_tensor(name: str, **kwargs: Any) -> None:
             f"tensor {name!r} cannot be declared with {', '.join(sorted(kwargs))}: gradients are not compressed, "
             "except to float16 by DistributedTrainer(..., compression_params={'fp16': True}); leave them out"
         )
-    _declared.setdefault(session, {}).setdefault(name, None)
+    _declared.setdefault(session.lineage, {}).setdefault(name, None)
 
 
 def byteps_push_pull(
@@ -79,7 +80,7 @@ def byteps_push_pull(
     session = _session.current()
     if name is None:
         raise ValueError("byteps_push_pull needs a name: declare one by byteps_declare_tensor(), and pass name=...")
-    if name not in _declared.get(session, {}):
+    if name not in _declared.get(session.lineage, {}):
         raise ValueError(f"tensor {name!r} was not declared: call byteps_declare_tensor({name!r}) before it is pushed")
     operation = Operation.AVERAGE if is_average else Operation.SUM
     start(session, tensor, name, operation, priority=operator.index(priority), version=operator.index(version))
@@ -115,7 +116,7 @@ def start(
     if not 0 <= version < 2**64:
         raise ValueError(f"version must be a number from 0 to 2**64 - 1, not {version}")
     spec = spec_of(name, array)
-    names = _declared.setdefault(session, {})
+    names = _declared.setdefault(session.lineage, {})
     known = names.get(name)
     if known is None:
         known = names[name] = spec

@@ -15,6 +15,7 @@ updates its parameters by them, and what that has changed is added to the parame
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Final
 
 import mxnet as mx
@@ -87,6 +88,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
                 "compression_params: with BYTEPS_ENABLE_ASYNC=1 no gradients travel, but differences of parameters, "
                 "which are too small for 16 bits; leave it out"
             )
+        self._alike_in = weakref.ref(session)
         self._stale: list[tuple[Any, Work]] = []
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
@@ -106,7 +108,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
             DeferredInitializationError: a parameter is not initialized yet.
         """
         session = _session.current()
-        self._prepare()
+        self._prepare(session)
         self._check_and_rescale_grad(self._scale)
         self._exchange(batch_size, stale_count=False)
         self._update(ignore_stale_grad)
@@ -142,8 +144,20 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
             start(session, array, name, Operation.BROADCAST, root=self._root, contributes=contributes)
         parameters.clear()
 
-    def _prepare(self) -> None:
+    def allreduce_grads(self) -> None:
+        """Average the gradients over all workers, for ``update()``; waits for nothing."""
+        self._follow(_session.current())
+        super().allreduce_grads()
+
+    def _follow(self, session: _session.Session) -> None:
+        """After a resume() the first step gives all workers the same parameters, as that of a new trainer does."""
+        if self._alike_in() is not session:
+            self._alike_in = weakref.ref(session)
+            self._params_to_init = list(self._params)
+
+    def _prepare(self, session: _session.Session) -> None:
         engine.raise_failure()
+        self._follow(session)
         if not self._kv_initialized:
             self._init_kvstore()
         if self._params_to_init:

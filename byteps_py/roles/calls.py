@@ -222,12 +222,12 @@ class Calls:
             if self.exchange is not None and self.broken is None:
                 self.exchange.left(now, rank)
 
-    def owed(self, now: float) -> tuple[str, bool]:
+    def owed(self, now: float, *, suspends: bool = False) -> tuple[str, bool]:
         """See :meth:`byteps_py.roles.exchange.Exchange.owed`; nothing before the job is complete."""
         if self.exchange is None:
             return "", False
         with self.lock:
-            return self.exchange.owed(now)
+            return self.exchange.owed(now, suspends=suspends)
 
     def conflict(self, now: float, message: Conflict) -> None:
         """Workers disagree about a tensor."""

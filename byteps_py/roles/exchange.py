@@ -135,8 +135,14 @@ class Exchange:
         """The servers, by rank, and the reducers of this node, as the endpoint knows them."""
         return [each.name for each in self._peers]
 
-    def owed(self, now: float) -> tuple[str, bool]:
-        """What keeps a worker that is leaving, empty if nothing does; and whether that is the others of its node."""
+    def owed(self, now: float, *, suspends: bool = False) -> tuple[str, bool]:
+        """What keeps a worker that is leaving, empty if nothing does; and whether that is the others of its node.
+
+        Who ``suspends`` waits for the results of its operations as well.
+        """
+        if suspends and (self._operations or self.light.flights):
+            self.hurry(now)
+            return "operations are on their way", False
         unsent = self._pipeline.unaccepted + self.light.unaccepted
         if unsent:
             return f"{unsent} partitions were not accepted by a server", False

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from byteps_py.errors import TransportTimeout
-from byteps_py.roles.member import SchedulerLink
+from byteps_py.errors import BytePSError, TransportTimeout
+from byteps_py.roles.member import SCHEDULER, SchedulerLink
+from byteps_py.transport.base import Endpoint
 from byteps_py.wire.control import Bye
 
-__all__ = ["Goodbye"]
+__all__ = ["Goodbye", "tell"]
 
 LEAVE_SECONDS: Final = 4.0
 """How long to wait for the contributions that are on their way, and for the scheduler."""
 WITHDRAW_SECONDS: Final = 1.0
 """The same before the job is complete, when nobody waits for anything of this process."""
 _REPEAT_SECONDS: Final = 1.0
+_TELL_SECONDS: Final = 0.5
+"""Between two looks at whether a failure has been heard."""
 
 
 class Goodbye:
@@ -26,6 +32,9 @@ class Goodbye:
         failure: what this process dies of, as words that follow its name; empty to leave in order.
         joined: whether the job was complete. If not, the scheduler answers with a refusal, which ends the link.
     """
+
+    words = "shutdown() was called while this operation was on its way"
+    """What operations end with that are still outstanding, or come later."""
 
     def __init__(self, link: SchedulerLink, now: float, failure: str, *, joined: bool) -> None:
         self._link = link
@@ -63,7 +72,26 @@ class Goodbye:
             if in_order:
                 raise TransportTimeout(f"left the job after {self._seconds:g} s although {owed or 'nobody answered'}")
             return True
-        if now >= self._repeat_due and not (in_order and owed):
+        if not (in_order and owed):
+            self._repeat(now)
+        return False
+
+    def _repeat(self, now: float) -> None:
+        if now >= self._repeat_due:
             self._repeat_due = now + _REPEAT_SECONDS
             self._link.send(self._message)
-        return False
+
+
+def tell(goodbye: Goodbye, endpoint: Endpoint, hear: Callable[[float, Sequence[memoryview]], None]) -> None:
+    """Say what this process dies of, until that is confirmed or has taken too long.
+
+    Args:
+        goodbye: with a failure.
+        endpoint: of the link; what others than the scheduler send is dropped.
+        hear: takes what the scheduler sends, at a time in monotonic seconds.
+    """
+    with contextlib.suppress(BytePSError):  # the job has ended: they know
+        while not goodbye.may_end(time.monotonic(), ""):
+            for message in endpoint.receive(_TELL_SECONDS):
+                if message.peer == SCHEDULER:
+                    hear(time.monotonic(), message.frames)

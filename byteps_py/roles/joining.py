@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import secrets
@@ -18,6 +19,7 @@ from byteps_py.roles import last_words
 from byteps_py.roles.address import check_interface
 from byteps_py.roles.asynchrony import Asynchrony
 from byteps_py.roles.farewell import Farewell
+from byteps_py.roles.lineage import Lineage
 from byteps_py.roles.local import LocalWorker
 from byteps_py.roles.member import worker_identity
 from byteps_py.roles.message_log import log_messages
@@ -44,7 +46,7 @@ from byteps_py.trace_settings import prepare_trace
 from byteps_py.transport.host import HostEndpoint
 from byteps_py.types import Operation, Role, TensorSpec
 
-__all__ = ["AnyWorker", "Joined", "join"]
+__all__ = ["AnyWorker", "Joined", "join", "rejoin"]
 
 _log = logging.getLogger("byteps_py.worker")
 _joined: list[int] = []
@@ -83,6 +85,8 @@ class AnyWorker(Protocol):
 
     def stages(self) -> Stages: ...
 
+    def suspend(self) -> None: ...
+
     def close(self, failure: str = "") -> None: ...
 
 
@@ -96,6 +100,8 @@ class Joined(NamedTuple):
     local_size: int = 1
     farewell: Farewell | None = None
     recorder: Recorder | None = None
+    lineage: Lineage | None = None
+    node: int = 0
 
 
 def join() -> Joined:
@@ -114,13 +120,56 @@ def join() -> Joined:
             f"DMLC_ROLE={role}: a {role} runs no training script; start it by `bpslaunch` or `bps {role}`"
         )
     if runs_alone():
-        return _be_alone(read(ProcessSettings), role)
+        return _be_alone(read(ProcessSettings), role, Lineage())
     if os.getpid() in _joined:
         raise JobRefused(
-            "this process has left its job by shutdown() and cannot join it again: a process joins a job once, so call "
-            "init() at the beginning and shutdown() at the end"
+            "this process has left its job by shutdown() and cannot join it again: call init() at the beginning and "
+            "shutdown() at the end, and suspend() and resume() in between"
         )
-    return _join(read(WorkerSettings))
+    settings = read(WorkerSettings)
+    return _join(settings, Lineage(settings))
+
+
+def rejoin(lineage: Lineage, num_workers: int, num_servers: int, global_rank: int | None) -> Joined:
+    """Join the next generation of the job that this process has suspended; blocks until it is complete.
+
+    The environment is changed as by one who had started the process for it.  The scheduler goes on to know the process
+    by the ``DMLC_WORKER_ID`` and ``BYTEPS_LOCAL_RANK`` with which it was started.
+
+    Args:
+        lineage: of the process.
+        num_workers: worker machines; worker processes where all are on one machine.
+        num_servers: server processes.
+        global_rank: the wish for a rank; None: any.
+
+    Raises:
+        SettingsError: a number is out of range, or does not agree with another process. Nothing has changed.
+        JobRefused, JobAborted, TransportError: the job cannot be joined; the message says why.
+    """
+    first, source = lineage.settings, environment()
+    wanted = {"DMLC_NUM_WORKER": str(num_workers), "DMLC_NUM_SERVER": str(num_servers)}
+    if lineage.counts_processes:
+        wanted |= {"DMLC_NUM_WORKER": "1", "BYTEPS_LOCAL_SIZE": str(num_workers)}
+    wanted["BYTEPS_GLOBAL_RANK"] = "" if global_rank is None else str(global_rank)
+    changed = {**source, **wanted}
+    if first is None and runs_alone(changed):
+        source.update(wanted)
+        return _be_alone(read(ProcessSettings), read_role(), lineage)
+    if first is not None:  # the place that it was started at may lie beyond the new numbers
+        changed |= {"BYTEPS_FORCE_DISTRIBUTED": "1", "DMLC_WORKER_ID": "", "BYTEPS_LOCAL_RANK": ""}
+    settings = read(WorkerSettings, changed)
+    source.update(wanted)
+    if first is None:
+        lineage.settings = settings
+        return _join(settings, lineage)
+    # A trace has one file, and steps that are counted from the start: that of the first generation.
+    settings = dataclasses.replace(settings, worker_id=first.worker_id, local_rank=first.local_rank, trace_on=False)
+    joined = _join(settings, lineage)
+    if first.worker_id is not None:
+        source["DMLC_WORKER_ID"] = str(joined.node)
+    if source.get("BYTEPS_LOCAL_RANK", "").strip():
+        source["BYTEPS_LOCAL_RANK"] = str(joined.local_rank)
+    return joined
 
 
 def _start_logging(settings: LogSettings) -> None:
@@ -129,7 +178,7 @@ def _start_logging(settings: LogSettings) -> None:
         _log.warning("%s", line)
 
 
-def _be_alone(settings: ProcessSettings, role: Role | None) -> Joined:
+def _be_alone(settings: ProcessSettings, role: Role | None, lineage: Lineage) -> Joined:
     _start_logging(settings)
     prepare(settings)
     if settings.trace_on:
@@ -146,11 +195,12 @@ def _be_alone(settings: ProcessSettings, role: Role | None) -> Joined:
         _log.warning("%s", text)
     worker = LocalWorker()
     member = Member(Role.WORKER, 0, secrets.randbits(64), num_worker=1, num_server=0, team=1)
-    return Joined(worker, recorder=_begin_record(settings, member, worker))
+    return Joined(worker, recorder=_begin_record(settings, member, worker), lineage=lineage)
 
 
-def _join(settings: WorkerSettings) -> Joined:
-    _start_logging(settings)
+def _join(settings: WorkerSettings, lineage: Lineage) -> Joined:
+    if not lineage.resumes:
+        _start_logging(settings)
     check_interface(settings)
     prepare(settings)
     prepare_trace(settings)
@@ -171,7 +221,7 @@ def _join(settings: WorkerSettings) -> Joined:
         if recorder is not None:
             recorder.sample()  # the program may hang until it is ended without any handler
 
-    worker = Worker(settings, endpoint, incarnation, chosen, abort)
+    worker = Worker(settings, endpoint, incarnation, chosen, abort, lineage)
     farewell = Farewell(worker.say_goodbye)
     try:
         welcome = worker.start()
@@ -187,7 +237,8 @@ def _join(settings: WorkerSettings) -> Joined:
             worker.close()
         raise
     _joined.append(os.getpid())
-    return Joined(worker, welcome.rank, len(welcome.participants), me.local_rank, me.local_size, farewell, recorder)
+    place = welcome.rank, len(welcome.participants), me.local_rank, me.local_size
+    return Joined(worker, *place, farewell, recorder, lineage, me.node)
 
 
 def _begin_record(settings: RecordSettings, member: Member, worker: AnyWorker) -> Recorder | None:

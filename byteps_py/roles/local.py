@@ -93,5 +93,8 @@ class LocalWorker:
         """Nothing is on its way at any time."""
         return worker_stages(None)
 
+    def suspend(self) -> None:
+        """Nothing is on its way, and there is nobody to wait for."""
+
     def close(self, failure: str = "") -> None:
         """Nothing to leave."""

@@ -60,6 +60,8 @@ HEARTBEAT_INTERVAL: Final = 1.0
 """Seconds between two signs of life."""
 _REPORT_INTERVAL: Final = 10.0
 _REGISTER_INTERVAL: Final = 5.0
+_FORMER_SECONDS: Final = 3.0
+"""How long another scheduler may take to answer in the place of one that is gone."""
 _LAUNCHED_SECONDS: Final = 30.0
 """How long a worker without a limit looks for a scheduler that its own launcher has started before it."""
 
@@ -76,6 +78,7 @@ class SchedulerLink:
         probe: wants to know the scheduler's clock, once the job is complete; None: nobody does.
 
     Attributes:
+        former: the scheduler that this process had in an earlier generation of the job; None: none.
         is_over: whether what a method raised has ended this link: the scheduler said so, or is not there. It needs no
             word of it.
     """
@@ -101,11 +104,22 @@ class SchedulerLink:
         self._register_due = self._heartbeat_due = now
         self._last_heard: float | None = None
         self._last_tick = now
+        self.former: ProcessInfo | None = None
         self._scheduler: ProcessInfo | None = None
         self._job: int | None = None
         self.is_over = False
         endpoint.connect(SCHEDULER, address)
         self.tick(now)
+
+    @property
+    def scheduler(self) -> ProcessInfo | None:
+        """The process of the scheduler, once it has said so."""
+        return self._scheduler
+
+    def leave(self, now: float) -> None:
+        """The job goes on without what was so far, and this process registers for what comes."""
+        self._job = None
+        self._register_due = now
 
     def send(self, message: ControlMessage) -> None:
         """Queue a message to the scheduler."""
@@ -206,6 +220,12 @@ class SchedulerLink:
 
     def _check_start(self, now: float) -> None:
         waited, limit = now - self._started, self._settings.start_timeout
+        gone = None if self.former is None else is_proven_gone(self.former, self._register.process)
+        if gone is not None and waited > _FORMER_SECONDS:
+            raise JobAborted(
+                f"the scheduler at {self._address} has ended ({gone}) while this process had suspended the job: see "
+                "its output for the reason"
+            )
         if limit and waited > limit:
             raise TransportTimeout(
                 f"no scheduler answered at {self._address} within {waited:.0f} s (BYTEPS_START_TIMEOUT)"
@@ -251,8 +271,8 @@ def registration(settings: JobSettings, role: Role, incarnation: int) -> Registe
     )
 
 
-def worker_registration(settings: WorkerSettings, incarnation: int) -> Register:
-    """What a worker process says of itself."""
+def worker_registration(settings: WorkerSettings, incarnation: int, *, resumes: bool = False) -> Register:
+    """What a worker process says of itself; ``resumes``: it was in an earlier generation of the job."""
     return msgspec.structs.replace(
         registration(settings, Role.WORKER, incarnation),
         worker_id=settings.worker_id,
@@ -264,4 +284,6 @@ def worker_registration(settings: WorkerSettings, incarnation: int) -> Register:
         local_reduce="off" if settings.is_asynchronous else settings.local_reduce,
         enable_async=settings.enable_async,
         async_max_staleness=settings.async_max_staleness,
+        global_rank=settings.global_rank,
+        resumes=resumes,
     )

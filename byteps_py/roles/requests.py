@@ -17,7 +17,7 @@ from byteps_py.roles.groups import Formed
 from byteps_py.roles.member import SchedulerLink
 from byteps_py.roles.pending import Signal
 from byteps_py.roles.tensors import Tensor
-from byteps_py.wire.control import Barrier, Declare, FormGroup, GroupFormed
+from byteps_py.wire.control import Barrier, BarrierDone, Declare, Declared, FormGroup, GroupFormed, Waiting
 
 __all__ = ["Requests"]
 
@@ -77,6 +77,17 @@ class Requests:
         shown = ", ".join(map(str, ranks[:_RANKS_IN_MESSAGES])) + (" ..." if len(ranks) > _RANKS_IN_MESSAGES else "")
         text = f"until all servers know the group of workers {shown}"
         self._ask(now, ("group", self._last_group), FormGroup(self._last_group, ranks), text)
+
+    def answered(self, message: Declared | GroupFormed | BarrierDone | Waiting) -> None:
+        """The scheduler has said something about a question; placements have been acted on."""
+        if isinstance(message, Declared):
+            self.declared(message.request)
+        elif isinstance(message, GroupFormed):
+            self.formed(message)
+        elif isinstance(message, BarrierDone):
+            self.barrier_done(message.number)
+        else:
+            self.barrier_waits(message.barrier, message.text)
 
     def formed(self, message: GroupFormed) -> None:
         """A group is known to all servers, or cannot be."""

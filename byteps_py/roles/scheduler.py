@@ -1,4 +1,4 @@
-"""The scheduler: performs what :class:`~byteps_py.core.membership.Membership` decides.
+"""The scheduler: performs what :class:`~byteps_py.core.generations.Generations` decides.
 
 One thread waits for messages and, once a second, lets time pass: for deadlines, and for the proof that a member on
 this host is gone.
@@ -15,7 +15,8 @@ from typing import Final
 import msgspec
 
 from byteps_py.core.actions import Action, Log, Send, Stop
-from byteps_py.core.membership import Membership, State
+from byteps_py.core.generations import Generations
+from byteps_py.core.membership import State
 from byteps_py.errors import LocalProtocolError, RemoteProtocolError, SettingsError, TransportError
 from byteps_py.ports.holders import WILDCARD
 from byteps_py.roles.address import check_interface
@@ -116,11 +117,12 @@ class Scheduler:
         self._name = f"the scheduler (pid {self._here.pid} on {self._here.host})"
         self._settings = settings
         self._recorder: Recorder | None = None
-        self._membership = Membership(
+        self._recorded = 0  # the number of the run that it records
+        self._membership = Generations(
             settings.job_id,
             settings.num_worker,
             settings.num_server,
-            job_nonce=secrets.randbits(64),
+            draw=lambda: secrets.randbits(64),
             scheduler=self._here,
             start_timeout=settings.start_timeout,
             lost_timeout=settings.lost_timeout,
@@ -250,7 +252,7 @@ class Scheduler:
     def _perform(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, Send):
-                if isinstance(action.message, Welcome) and self._recorder is None and self._settings.record is not None:
+                if isinstance(action.message, Welcome) and self._settings.record is not None:
                     self._record(action.message)
                 sent = self._send(action.peer, action.message)
                 if isinstance(action.message, (Abort, Finished)):
@@ -265,7 +267,14 @@ class Scheduler:
                     _log.info("the job has finished: %s", action.reason)
 
     def _record(self, welcome: Welcome) -> None:
-        """The job is complete, so there is something to record: what it costs to watch over it."""
+        """The job is complete, so there is something to record: what it costs to watch over it.
+
+        Each generation has a record of its own.
+        """
+        if self._recorder is not None and self._recorded == welcome.job:
+            return
+        self.close()
+        self._recorded = welcome.job
         counts = len(welcome.participants), len(welcome.servers)
         self._recorder = Recorder(self._settings, Member(Role.SCHEDULER, 0, welcome.job, *counts), dict)
         self._recorder.watch()

@@ -44,6 +44,7 @@ from byteps_py.wire.control import (
     Left,
     Notice,
     Refused,
+    Suspended,
     Welcome,
     encode_control,
 )
@@ -267,6 +268,8 @@ class Server:
         if isinstance(message, Welcome):
             if self._rounds is None:
                 self._begin(message)
+        elif isinstance(message, Suspended):
+            self._suspend()
         elif isinstance(message, Left):
             if self._rounds is not None:
                 self._rounds.left(message.rank)
@@ -276,6 +279,17 @@ class Server:
             self._finished = True
         else:
             self._complaints.add(SCHEDULER, f"an unexpected {type(message).__name__}")
+
+    def _suspend(self) -> None:
+        """The workers have left, and others may come: forget all that was theirs, and be there for the next ones."""
+        if self._rounds is not None:
+            _log.info("the job is suspended: this server waits for the next generation")
+            self._rounds = None
+            self.close()
+            self._engine = self._recorder = self._tracing = None
+            self._complaints = Complaints(_log)
+            logs.relabel("server")
+        self._link.leave(time.monotonic())
 
     def _form(self, message: Group) -> None:
         """Confirm a group when it is known here; before the word of the complete job nothing can be, and the scheduler

@@ -7,7 +7,6 @@ and sleeps until a message, a command or the next deadline.  What callers' threa
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -18,29 +17,24 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from byteps_py.errors import (
-    BytePSError,
-    JobAborted,
-    NotInitializedError,
-    RemoteProtocolError,
-    TransportTimeout,
-)
+from byteps_py.errors import BytePSError, JobAborted, NotInitializedError, RemoteProtocolError, TransportTimeout
 from byteps_py.kernels import Kernels
 from byteps_py.roles.asynchrony import Asynchrony
 from byteps_py.roles.barrier_calls import BarrierCalls
+from byteps_py.roles.beginning import make_exchange
 from byteps_py.roles.calls import Calls
 from byteps_py.roles.engine import Engine
 from byteps_py.roles.envelope import Complaints
-from byteps_py.roles.exchange import Exchange
 from byteps_py.roles.farewell import MILLISECONDS
-from byteps_py.roles.goodbye import Goodbye
+from byteps_py.roles.goodbye import Goodbye, tell
 from byteps_py.roles.groups import Formed
+from byteps_py.roles.lineage import Lineage
 from byteps_py.roles.link_speed import known_speed
 from byteps_py.roles.member import SCHEDULER, SchedulerLink, worker_registration
-from byteps_py.roles.neighbours import find_neighbours, may_have_neighbours, ways_of
-from byteps_py.roles.node import node_engine
+from byteps_py.roles.neighbours import may_have_neighbours
 from byteps_py.roles.pending import Signal
 from byteps_py.roles.requests import Requests
+from byteps_py.roles.suspension import Suspension
 from byteps_py.roles.tracing import worker_recording
 from byteps_py.settings import WorkerSettings
 from byteps_py.telemetry.metrics import SpeedRecord
@@ -61,8 +55,6 @@ from byteps_py.wire.control import (
 __all__ = ["Worker"]
 
 _log = logging.getLogger("byteps_py.worker")
-_TELL_SECONDS: Final = 0.5
-"""Between two looks at whether a failure has been heard."""
 _SERVE_SECONDS: Final = 0.02
 """Between two looks at whether other workers of the machine still need this one, which is leaving."""
 
@@ -76,6 +68,7 @@ class Worker:
         incarnation: random 64-bit number of this process start.
         kernels: for copying.
         on_abort: called once on the worker's thread when the job ends before :meth:`close`, with the reason.
+        lineage: what this process has of earlier generations of the job.
     """
 
     def __init__(
@@ -85,6 +78,7 @@ class Worker:
         incarnation: int,
         kernels: Kernels,
         on_abort: Callable[[BaseException], None],
+        lineage: Lineage | None = None,
     ) -> None:
         self.speed = SpeedRecord(time.monotonic())
         self.asynchrony = Asynchrony(settings)
@@ -93,6 +87,8 @@ class Worker:
         self._incarnation = incarnation
         self._kernels = kernels
         self._on_abort = on_abort
+        self._lineage = lineage or Lineage()
+        self._register = worker_registration(settings, incarnation, resumes=self._lineage.resumes)
         self._complaints = Complaints(_log)
         self._lock = threading.Lock()
         self._commands: deque[Callable[[float], None]] = deque()
@@ -184,20 +180,36 @@ class Worker:
         Raises:
             JobAborted, TransportTimeout: the job had ended before, or what others wait for could not be delivered.
         """
-        with self._lock:
-            self._commands.append(lambda now: self._begin_close(now, failure))
-        self._endpoint.wake()
-        self._thread.join()
-        if not failure and not isinstance(self._ended, NotInitializedError):
-            assert self._ended is not None
-            raise self._ended.with_traceback(None)
+        ended = self._depart(lambda now: self._goodbye_for(now, failure))
+        if not failure and not isinstance(ended, NotInitializedError):
+            raise ended.with_traceback(None)
+
+    def suspend(self) -> None:
+        """Wait until all operations of this worker are over and all workers have called this, or left; end the thread.
+
+        Raises:
+            JobAborted, TransportTimeout: the job has ended, or others have not come within ``BYTEPS_STALL_TIMEOUT``.
+        """
+        ended = self._depart(lambda now: Suspension(self._link, now, self._settings.stall_timeout))
+        self._lineage.scheduler = self._link.scheduler
+        if not isinstance(ended, NotInitializedError):
+            raise ended.with_traceback(None)
 
     def say_goodbye(self, failure: str) -> None:
         """Tell the others which signal this process dies of and return when they know; nobody wakes up for that."""
         self._is_dying = True
-        self._commands.append(lambda now: self._begin_close(now, failure))
+        self._commands.append(lambda now: self._begin_departure(self._goodbye_for(now, failure)))
         self._endpoint.wake()
         self._has_said.wait()
+
+    def _depart(self, make: Callable[[float], Goodbye]) -> BaseException:
+        """Have the thread leave by what ``make`` gives; returns what it has ended by."""
+        with self._lock:
+            self._commands.append(lambda now: self._begin_departure(make(now)))
+        self._endpoint.wake()
+        self._thread.join()
+        assert self._ended is not None
+        return self._ended
 
     # From here on, everything runs on the worker's thread, except _post.
 
@@ -209,11 +221,13 @@ class Worker:
         self._endpoint.wake()
 
     def _run(self) -> None:
-        error: BaseException = NotInitializedError("shutdown() was called while this operation was on its way")
+        error: BaseException
         try:
-            self._work()
+            error = NotInitializedError(self._work())
         except BytePSError as raised:
             error = raised
+            if isinstance(self._goodbye, Suspension):  # it has failed, and the others are to know
+                self._goodbye = None
             if isinstance(raised, TransportTimeout) or self._calls.broken is not None:
                 self._tell(f"gave up: {raised}")
             else:  # as where memory of another process cannot be mapped
@@ -238,21 +252,18 @@ class Worker:
         self._calls.leave_lanes()
         self._goodbye = Goodbye(self._link, time.monotonic(), failure, joined=True)
         try:
-            with contextlib.suppress(BytePSError):  # the job has ended: they know
-                while not self._may_end(time.monotonic()):
-                    for message in self._endpoint.receive(_TELL_SECONDS):
-                        if message.peer == SCHEDULER:
-                            self._receive_control(time.monotonic(), message.frames)
+            tell(self._goodbye, self._endpoint, self._receive_control)
         finally:
             self._goodbye = None
 
-    def _work(self) -> None:
+    def _work(self) -> str:
+        """Until this worker may leave; returns what operations end with from then on."""
         if may_have_neighbours(self._settings):
             self._endpoint.listen_lanes()
             self._endpoint.hold_lanes()  # what comes before this process knows who is in the job can wait
-        register = worker_registration(self._settings, self._incarnation)
         probe = None if self._tracing is None else self._tracing.trace.probe
-        link = self._link = SchedulerLink(self._endpoint, self._settings, register, _log, time.monotonic(), probe)
+        link = self._link = SchedulerLink(self._endpoint, self._settings, self._register, _log, time.monotonic(), probe)
+        link.former = self._lineage.scheduler
         requests = self._requests = Requests(link, self._settings.stall_timeout)
         while not self._may_end(time.monotonic()):
             now = time.monotonic()
@@ -268,6 +279,8 @@ class Worker:
             if data:
                 self._calls.turn(now, data)
             self._run_commands(time.monotonic())
+        assert self._goodbye is not None
+        return self._goodbye.words
 
     def _run_commands(self, now: float) -> None:
         while self._commands:
@@ -302,20 +315,14 @@ class Worker:
         if self._calls.broken is not None and not isinstance(message, Left):
             return  # what it is about cannot be relied on
         if isinstance(message, Welcome):
-            self._begin(now, message)
-        elif isinstance(message, Declared):
-            self._declared(now, message)
+            self._begin(message)
         elif isinstance(message, Conflict):
             self._calls.conflict(now, message)
-        elif isinstance(message, GroupFormed):
+        elif isinstance(message, (Declared, GroupFormed, BarrierDone, Waiting)):
+            if isinstance(message, Declared):
+                self._declared(now, message)
             assert self._requests is not None
-            self._requests.formed(message)
-        elif isinstance(message, BarrierDone):
-            assert self._requests is not None
-            self._requests.barrier_done(message.number)
-        elif isinstance(message, Waiting):
-            assert self._requests is not None
-            self._requests.barrier_waits(message.barrier, message.text)
+            self._requests.answered(message)
         elif isinstance(message, Left):
             assert self._welcome is not None
             if message.rank != self._welcome.rank:
@@ -325,32 +332,25 @@ class Worker:
         else:
             self._complaints.add(SCHEDULER, f"an unexpected {type(message).__name__}")
 
-    def _begin(self, now: float, welcome: Welcome) -> None:
+    def _begin(self, welcome: Welcome) -> None:
         if self._welcome is not None:
             return
         self._welcome = welcome
         if self._tracing is not None:
             self._tracing.begin(welcome)
-        neighbours = find_neighbours(welcome, self._settings)
-        if neighbours is not None:
-            team = self._settings.omp_num_threads or 1
-            self._engine = node_engine(self._kernels, team, self._endpoint.wake, self._times)
-        exchange = Exchange(
+        begun = make_exchange(
             self._endpoint,
-            settings=self._settings,
-            welcome=welcome,
-            incarnation=self._incarnation,
-            kernels=self._kernels,
-            times=self._times,
-            now=now,
-            lock=self._calls.lock,
-            speed=self.speed,
-            neighbours=neighbours,
-            engine=self._engine,
-            asynchrony=self.asynchrony,
+            self._settings,
+            welcome,
+            self._incarnation,
+            self._kernels,
+            self._times,
+            self._calls.lock,
+            self.speed,
+            self.asynchrony,
         )
-        self._ways, has_lanes = ways_of(self._endpoint, exchange.peers, len(welcome.servers))
-        self._calls.begin(exchange, has_lanes)
+        self._engine, self._ways = begun.engine, begun.ways
+        self._calls.begin(begun.exchange, begun.has_lanes)
         self._endpoint.resume_lanes()
         self._welcomed.complete()
 
@@ -358,12 +358,13 @@ class Worker:
         if self._tracing is not None:
             self._tracing.placed(message.placements)
         self._calls.declared(now, message)
-        assert self._requests is not None
-        self._requests.declared(message.request)
 
-    def _begin_close(self, now: float, failure: str) -> None:
-        if self._goodbye is None and self._ended is None:
-            self._goodbye = Goodbye(self._link, now, failure, joined=self._calls.exchange is not None)
+    def _goodbye_for(self, now: float, failure: str) -> Goodbye:
+        return Goodbye(self._link, now, failure, joined=self._calls.exchange is not None)
+
+    def _begin_departure(self, goodbye: Goodbye) -> None:
+        if self._ended is None and (self._goodbye is None or isinstance(self._goodbye, Suspension)):
+            self._goodbye = goodbye
 
     def _may_end(self, now: float) -> bool:
         """Whether it is time to go."""
@@ -380,7 +381,7 @@ class Worker:
             return "", False
         if self._requests.declaring or self._calls.waiting:
             return "the scheduler has not placed all tensors", False
-        return self._calls.owed(now)
+        return self._calls.owed(now, suspends=isinstance(self._goodbye, Suspension))
 
     def _end(self, error: BaseException) -> None:
         with self._lock:

@@ -28,6 +28,7 @@ from byteps_py.session import (
     stats,
     step,
 )
+from byteps_py.suspension import resume, suspend
 from byteps_py.torch import rendezvous as _rendezvous
 from byteps_py.torch.batchnorm import SyncBatchNorm
 from byteps_py.torch.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
@@ -78,9 +79,11 @@ __all__ = [
     "push_pull_group_sync_inplace",
     "push_pull_inplace",
     "rank",
+    "resume",
     "shutdown",
     "size",
     "stats",
     "step",
+    "suspend",
     "synchronize",
 ]

@@ -7,7 +7,7 @@ be summed (bool, complex, float8).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -31,7 +31,13 @@ from byteps_py.torch.tensors import (
 )
 from byteps_py.types import DType, Operation, TensorSpec
 
-__all__ = ["broadcast_object", "broadcast_optimizer_state", "broadcast_pairs", "broadcast_parameters"]
+__all__ = [
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_pairs",
+    "broadcast_parameters",
+    "start_broadcast",
+]
 
 _DTYPES: Final = {str(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
 _INLINE_BYTES: Final = 4096
@@ -67,12 +73,24 @@ def broadcast_parameters(
 
 
 def broadcast_pairs(pairs: Sequence[tuple[str, torch.Tensor]], root: int, topic: str | None = None) -> None:
-    """Copy tensors of worker ``root`` into those of the others, under names that are used as they are.
+    """Copy tensors of worker ``root`` into those of the others; arguments and errors as of :func:`start_broadcast`."""
+    start_broadcast(pairs, root, topic)()
+
+
+def start_broadcast(
+    pairs: Sequence[tuple[str, torch.Tensor]], root: int, topic: str | None = None
+) -> Callable[[], None]:
+    """Begin to copy tensors of worker ``root`` into those of the others, under names that are used as they are.
+
+    It waits for no other worker.
 
     Args:
         pairs: names and dense tensors.
         root: the worker whose values are taken.
         topic: what may differ between workers, for a message; None if nothing may, as it was checked before.
+
+    Returns:
+        What waits for the end. Until then tensors must be left alone.
 
     Raises:
         ValueError, UnsupportedError, AgreementError: as :func:`broadcast_parameters`.
@@ -91,13 +109,17 @@ def broadcast_pairs(pairs: Sequence[tuple[str, torch.Tensor]], root: int, topic:
         array = as_array(_summable(each))
         source = array if session.rank == root else None
         pending.append(session.submit(spec, source, array, Operation.BROADCAST, root=root))
-    if agreement is not None:
-        agreement.check()
-    for waiting in pending:
-        waiting.wait()
-    if session.rank != root:
-        for (_, tensor), each in zip(pairs, staged, strict=True):
-            copy_back(each, tensor)
+
+    def finish() -> None:
+        if agreement is not None:
+            agreement.check()
+        for waiting in pending:
+            waiting.wait()
+        if session.rank != root:
+            for (_, tensor), each in zip(pairs, staged, strict=True):
+                copy_back(each, tensor)
+
+    return finish
 
 
 def _stage_any(name: str, tensor: object) -> torch.Tensor:

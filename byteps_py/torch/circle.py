@@ -17,6 +17,7 @@ import hashlib
 import itertools
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
@@ -78,6 +79,7 @@ class Circle:
         self._parts: list[Circle] = []
         self._broken: AgreementError | None = None
         self._closed = False
+        self._made_in: weakref.ref[Session] | None = None
         self._completer = Completer()
 
     @property
@@ -112,6 +114,12 @@ class Circle:
             if self._closed:
                 raise NotInitializedError(
                     f"{what}: this process group has been destroyed, or torch.distributed has been initialized anew"
+                )
+            self._made_in = self._made_in or weakref.ref(session)
+            if self._made_in() is not session:
+                raise NotInitializedError(
+                    f"{what}: this process group is of the workers before resume(): call destroy_process_group(), and "
+                    "init_process_group() again"
                 )
             if self._broken is not None:
                 raise self._broken.with_traceback(None)

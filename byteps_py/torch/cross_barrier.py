@@ -60,8 +60,10 @@ from byteps_py.torch import (
     push_pull_async_inplace,
     push_pull_inplace,
     rank,
+    resume,
     shutdown,
     size,
+    suspend,
     synchronize,
 )
 from byteps_py.torch.asynchronous import refuse_asynchronous
@@ -89,8 +91,10 @@ __all__ = [
     "push_pull_async_inplace",
     "push_pull_inplace",
     "rank",
+    "resume",
     "shutdown",
     "size",
+    "suspend",
     "synchronize",
 ]
 

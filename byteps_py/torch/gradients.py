@@ -27,16 +27,16 @@ from collections.abc import Container, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
 import torch
 
 from byteps_py import session as _session
 from byteps_py.errors import BytePSError
 from byteps_py.operations import Numbering
 from byteps_py.torch import homes
-from byteps_py.torch.agreement import Agreement
+from byteps_py.torch.alike import ask_alike, average_loss
 from byteps_py.torch.claims import claim, release
 from byteps_py.torch.compression import Compressor
+from byteps_py.torch.generation import Generation
 from byteps_py.torch.homes import Home
 from byteps_py.torch.names import check_names, fill_names, some
 from byteps_py.torch.rows import is_sparse
@@ -44,10 +44,12 @@ from byteps_py.torch.slots import (
     Push,
     Slot,
     attempt,
+    begin_anew,
     check_gradient,
     check_passes,
     check_untouched,
     finish,
+    forget,
     hook_of,
     is_touched,
     push_rows,
@@ -125,13 +127,27 @@ class GradientExchange:
         self._prefix = f"Gradient{number}."
         self._loss = TensorSpec(f"Loss{number}", DType.FLOAT64, (1,))
         self._register(session, groups)
-        self._agreement: Agreement | None = Agreement(
-            session,
-            f"the parameters of gradient exchange {number or 1}",
-            [owner, *(f"{each.label} ({each.spec.describe()})" for each in self._slots.values())],
-            "Make each DistributedOptimizer in the same order and of the same parameters on every worker; "
-            "named_parameters tells apart those that look alike.",
-        )
+        self._generation = Generation(session, lambda here: ask_alike(here, number, owner, self._slots.values()))
+
+    def _here(self) -> _session.Session:
+        """The session. After a resume() steps count anew, as those of workers that have come by it.
+
+        Raises:
+            BytePSError: gradients were on their way in suspend(). They are forgotten, and the next call succeeds.
+        """
+        session = _session.current()
+        if self._generation.has_changed(session):
+            self.step = 0
+            begin_anew(self._slots.values())
+            pushed = [each for each in self._slots.values() if each.push is not None and self._is_lost(each)]
+            if any(each.push is not None and each.push.pending is not None for each in pushed):
+                self._take_gathered()
+                forget(pushed, self.ending)
+        return session
+
+    def _is_lost(self, slot: Slot) -> bool:
+        """Whether a push of an earlier generation is of no use."""
+        return True
 
     @property
     def synchronized(self) -> bool:
@@ -241,10 +257,8 @@ class GradientExchange:
         self.synchronized = True
 
     def _contribute_all(self, groups: _Groups) -> list[Exception]:
-        session = _session.current()
-        if self._agreement is not None:
-            self._agreement.check()
-            self._agreement = None
+        session = self._here()
+        self._generation.check()
         self._check_not_given_up(groups)
         self._register(session, groups)
         self._take_gathered()
@@ -280,14 +294,7 @@ class GradientExchange:
         Raises:
             BytePSError: what the session raises, such as an AgreementError where workers are in different steps.
         """
-        loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
-        single = isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.is_floating_point()
-        value = np.array([float(loss)]) if single or isinstance(loss, float) else None
-        pending = _session.current().submit(self._loss, value, value, Operation.AVERAGE, step=self.step)
-        average = float(pending.wait()[0])
-        if value is None:
-            return loss
-        return torch.full_like(loss, average) if single else average
+        return average_loss(self._here(), self._loss, loss, self.step)
 
     def _register(self, session: _session.Session, groups: _Groups) -> None:
         """Give a slot and a hook to every parameter that requires a gradient and has none; declare all in one batch."""
@@ -344,18 +351,17 @@ class GradientExchange:
             return
         gradient = slot.parameter.grad
         if gradient is None or (_staging.takes(gradient) and not is_sparse(gradient)):
-            self._push(_session.current(), slot)
+            self._push(self._here(), slot)
             return
         check_gradient(slot, gradient, takes_rows=self.takes_rows)
-        if slot.home is not None and not is_sparse(
-            gradient
-        ):  # now: whoever refers to the gradient after the backward pass shall have the new one
-            gradient = slot.home.settle(_session.current(), gradient)
+        # Now: whoever refers to the gradient after the backward pass shall have the new one.
+        if slot.home is not None and not is_sparse(gradient):
+            gradient = slot.home.settle(self._here(), gradient)
         slot.push = Push(None, gradient, gradient._version)
         self._gathered.append(slot)
         self._gathered_bytes += slot.spec.nbytes
         if self._gathered_bytes >= GATHERED_BYTES:
-            session = _session.current()
+            session = self._here()
             for each in self._take_gathered():
                 self._push(session, each)
 

@@ -115,6 +115,10 @@ class Home:
             and gradient.untyped_storage().nbytes() == gradient.nbytes
         )
 
+    def move(self) -> None:
+        """The next gradient gets other memory: servers do not read this one any more."""
+        self._memory = self._tenant = None
+
     def clear(self) -> None:
         """Clear the parameter's gradient if it lies here."""
         parameter = self._parameter()

@@ -27,6 +27,7 @@ import torch
 from byteps_py import session as _session
 from byteps_py.errors import BytePSError
 from byteps_py.operations import automatic_name
+from byteps_py.roles.lineage import Lineage
 from byteps_py.roles.pending import Pending
 from byteps_py.torch.compression import Compression, Compressor
 from byteps_py.torch.rows import OutstandingRows, check_rows, is_sparse, start_rows
@@ -275,7 +276,7 @@ class _Group:
     """Of the group before, as far as nobody has called :func:`synchronize` for them."""
 
 
-_groups: Final[weakref.WeakKeyDictionary[_session.Session, _Group]] = weakref.WeakKeyDictionary()
+_groups: Final[weakref.WeakKeyDictionary[Lineage, _Group]] = weakref.WeakKeyDictionary()
 
 
 def byteps_torch_set_num_grads(num_grads: int) -> None:
@@ -292,13 +293,13 @@ def byteps_torch_set_num_grads(num_grads: int) -> None:
     if size < 1:
         raise ValueError(f"byteps_torch_set_num_grads({size}): a group has at least 1 gradient")
     with _lock:
-        known = _groups.get(session)
+        known = _groups.get(session.lineage)
         if known is not None and known.calls:
             raise BytePSError(
                 f"byteps_torch_set_num_grads({size}): {known.calls} of {known.size} gradients of a group are on "
                 "their way; push the others first"
             )
-        _groups[session] = _Group(size, finished=known.finished if known is not None else [])
+        _groups[session.lineage] = _Group(size, finished=known.finished if known is not None else [])
 
 
 def push_pull_group_sync_inplace(
@@ -320,7 +321,7 @@ def push_pull_group_sync_inplace(
     """
     session = _session.current()
     with _lock:
-        if session not in _groups:
+        if session.lineage not in _groups:
             raise BytePSError(
                 "push_pull_group_sync_inplace() needs to know how many gradients there are: call "
                 "byteps_torch_set_num_grads(n) after init()"
@@ -339,7 +340,7 @@ def push_pull_group_sync_inplace(
 def _join_group(session: _session.Session, handle: int | None) -> list[_Outstanding | OutstandingRows]:
     """Count a call, which has failed if there is no ``handle``; what is to be waited for if it was the last."""
     with _lock:
-        group = _groups[session]
+        group = _groups[session.lineage]
         group.calls += 1
         group.handles += [] if handle is None else [handle]
         if group.calls < group.size:

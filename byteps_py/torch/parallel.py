@@ -31,7 +31,7 @@ from torch import nn
 from byteps_py import session as _session
 from byteps_py.errors import BytePSError, UnsupportedError
 from byteps_py.torch.asynchronous import refuse_asynchronous
-from byteps_py.torch.broadcast import broadcast_pairs, broadcast_parameters
+from byteps_py.torch.broadcast import broadcast_pairs, start_broadcast
 from byteps_py.torch.claims import claiming
 from byteps_py.torch.compression import Compression, Compressor
 from byteps_py.torch.gradients import GradientExchange
@@ -166,7 +166,8 @@ def _average(exchanges: Sequence[_BackwardExchange]) -> None:
 class DistributedDataParallel(nn.Module):
     """A module that trains on gradients averaged over all workers, with any optimizer of torch.
 
-    At construction parameters and buffers become those of worker 0. When ``backward()`` returns, ``.grad`` of every
+    At construction, and between ``resume()`` and the first forward pass for training, parameters and buffers become
+    those of worker 0. When ``backward()`` returns, ``.grad`` of every
     parameter is the average over the workers; a parameter that got no gradient here counts as zero, and one that got
     none anywhere keeps ``grad`` None. Gradients are pushed while the backward pass is still running. What a worker had
     accumulated before (under :meth:`no_sync`) is averaged too.
@@ -202,12 +203,14 @@ class DistributedDataParallel(nn.Module):
         _check_known(module)
         refuse_asynchronous("DistributedDataParallel")
         self._device = _check_device(module, device_ids)
+        self._alike: Callable[[], None] | None = None
         self.module = module
         self.broadcast_buffers = broadcast_buffers
         self._exchange = _BackwardExchange(module, compression)
         self._prefix = f"Module{self._exchange.number}."
-        state = {name: each for name, each in module.state_dict().items() if isinstance(each, torch.Tensor)}
-        broadcast_parameters(state, root_rank=0, prefix=self._prefix)
+        self._begin_alike()
+        self._wait_until_alike()
+        _session.current().lineage.follow(self._begin_alike)
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """What the module returns.
@@ -216,8 +219,10 @@ class DistributedDataParallel(nn.Module):
             BytePSError: buffers could not be broadcast.
         """
         exchange = self._exchange
-        if self.training and exchange.enabled and self.broadcast_buffers and not exchange.awaited:
-            self._broadcast_buffers()
+        if self.training and exchange.enabled and not exchange.awaited:
+            self._wait_until_alike()
+            if self.broadcast_buffers:
+                self._broadcast_buffers()
         if self._device is not None:
             inputs, keywords = (to_device(each, self._device, non_blocking=True) for each in (inputs, keywords))
         output = self.module(*inputs, **keywords)
@@ -249,6 +254,18 @@ class DistributedDataParallel(nn.Module):
         """
         if self._exchange.enabled and (self._exchange.awaited or self._exchange.reached):
             self._exchange.average()
+
+    def _begin_alike(self) -> None:
+        """Parameters and buffers are to become those of worker 0: at the beginning of each generation of the job, since
+        workers that have come by it do the same as they are wrapped."""
+        state = [(name, each) for name, each in self.module.state_dict().items() if isinstance(each, torch.Tensor)]
+        pairs = [(f"{self._prefix}{name}", each) for name, each in state]
+        self._alike = start_broadcast(pairs, 0, f"the tensors of {self._prefix!r}")
+
+    def _wait_until_alike(self) -> None:
+        if self._alike is not None:
+            self._alike()
+            self._alike = None
 
     def _broadcast_buffers(self) -> None:
         buffers = [(f"{self._prefix}{name}", each) for name, each in self.module.named_buffers()]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 
@@ -13,6 +13,7 @@ from byteps_py.errors import BytePSError, UnsupportedError
 from byteps_py.roles.pending import Pending
 from byteps_py.session import Session
 from byteps_py.torch.homes import Home
+from byteps_py.torch.names import some
 from byteps_py.torch.rows import check_rows, is_sparse, start_rows, to_sparse
 from byteps_py.torch.staging import Buffer, Staging, Submission
 from byteps_py.torch.tensors import check_dense, copy_back, to_tensor
@@ -22,10 +23,12 @@ __all__ = [
     "Push",
     "Slot",
     "attempt",
+    "begin_anew",
     "check_gradient",
     "check_passes",
     "check_untouched",
     "finish",
+    "forget",
     "hook_of",
     "is_touched",
     "push_rows",
@@ -168,7 +171,11 @@ def push_rows(session: Session, slot: Slot, gradient: torch.Tensor, touched: boo
 
 
 def finish(staging: Staging, slot: Slot) -> None:
-    """Wait for the average, and put it into ``.grad``; ``staging`` is that of the push."""
+    """Wait for the average, and put it into ``.grad``; ``staging`` is that of the push.
+
+    Raises:
+        BytePSError: as :meth:`byteps_py.roles.pending.Pending.wait`.
+    """
     push = slot.push
     if push is None or push.pending is None:
         return
@@ -186,3 +193,29 @@ def finish(staging: Staging, slot: Slot) -> None:
             received = to_tensor(array, slot.dtype)
             slot.parameter.grad = torch.empty_like(slot.parameter).copy_(received)
     slot.push = None  # at once: a Ctrl-C may come before the others have arrived
+
+
+def begin_anew(slots: Iterable[Slot]) -> None:
+    """There is another session: memory that servers read is its, and who has left is not exchanged once more."""
+    for slot in slots:
+        slot.buffer = None
+        if slot.home is not None:
+            slot.home.move()
+        if slot.last_step is not None:
+            slot.last_step = -1
+
+
+def forget(slots: Sequence[Slot], ending: str) -> NoReturn:
+    """Pushes of an earlier generation of the job, which are over: nobody waits for what is left to be done with them.
+
+    Raises:
+        BytePSError: always; ``ending`` is what should have been called before.
+    """
+    names = some([each.label for each in slots])
+    attempt(slots, wait)
+    raise BytePSError(
+        f"suspend() was called when a backward pass had begun to push the gradients of {names}: call it after "
+        f"{ending}; clear the gradients to go on"
+    )
+
+

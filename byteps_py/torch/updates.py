@@ -18,6 +18,7 @@ from byteps_py.errors import BytePSError
 from byteps_py.torch.claims import claiming
 from byteps_py.torch.compression import Compressor
 from byteps_py.torch.gradients import GradientExchange
+from byteps_py.torch.slots import Slot
 from byteps_py.torch.waits import ForwardWaits
 
 __all__ = ["ParameterUpdates"]
@@ -148,6 +149,10 @@ class ParameterUpdates(GradientExchange):
                 )
                 raise self._failure
             super().accumulated(slot)
+
+    def _is_lost(self, slot: Slot) -> bool:
+        """What is in flight has its average, and its update is still to come."""
+        return slot.parameter not in self._flying
 
     def settle(self, parameters: Iterable[Any]) -> None:
         """Wait for the averages of those that are in flight, and update them. Any thread.

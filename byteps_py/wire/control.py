@@ -65,6 +65,7 @@ __all__ = [
     "Refused",
     "Register",
     "Status",
+    "Suspended",
     "Vouch",
     "Vouched",
     "Waiting",
@@ -101,7 +102,8 @@ class Register(ControlStruct, frozen=True, tag="register"):
     ``worker_id`` is None where ``DMLC_WORKER_ID`` is not set; ``launch_id`` is equal for the processes that one
     ``bpslaunch`` started (empty otherwise).  ``address`` is where a server's data socket listens.  ``transport`` and
     ``local_reduce`` are the settings of these names, the latter a worker's.  ``software`` is for :class:`Status`.
-    ``enable_async`` and ``async_max_staleness`` are those of workers and servers.
+    ``enable_async`` and ``async_max_staleness`` are those of workers and servers.  ``global_rank`` is the rank that a
+    worker wishes for, and ``resumes`` tells that it was in an earlier generation.
     """
 
     version: Text
@@ -122,6 +124,8 @@ class Register(ControlStruct, frozen=True, tag="register"):
     software: SoftwareText = ""
     enable_async: bool = False
     async_max_staleness: Natural | None = None
+    global_rank: Natural | None = None
+    resumes: bool = False
 
 
 class Refused(ControlStruct, frozen=True, tag="refused", omit_defaults=True):
@@ -189,15 +193,21 @@ class Bye(ControlStruct, frozen=True, tag="bye", omit_defaults=True):
     """A member leaves: a worker in order, or anyone because it dies. Repeating it is harmless.
 
     ``reason`` is what it dies of, as words that follow its name (``failed: ValueError: ...``); empty: in order.
+    ``suspends``: a worker leaves this generation of the job, and expects another one; the answer comes when all have.
     """
 
     reason: Text = ""
+    suspends: bool = False
 
 
 class Left(ControlStruct, frozen=True, tag="left"):
     """Worker ``rank`` left in order; no round that lacks its contribution can complete any more."""
 
     rank: Natural
+
+
+class Suspended(ControlStruct, frozen=True, tag="suspended"):
+    """All workers have left this generation of the job: a server forgets it, and registers for the next one."""
 
 
 class ChildEnded(ControlStruct, frozen=True, tag="child-ended"):
@@ -281,6 +291,7 @@ ControlMessage: TypeAlias = (
     | ClockReply
     | Bye
     | Left
+    | Suspended
     | ChildEnded
     | Vouch
     | Vouched

@@ -47,7 +47,7 @@ class Status(ControlStruct, frozen=True, tag="status"):
     Attributes:
         number: of the Inquiry.
         job_id: the name of the job.
-        state: ``gathering``, ``running`` or ``ending``.
+        state: ``gathering``, ``running``, ``suspended`` or ``ending``.
         software: of the scheduler, whose host is here, then of the members; of members 16 kinds at most.
         pid: of the scheduler.
         num_worker, num_server: worker machines and servers of the complete job.

@@ -22,6 +22,7 @@ import pytest
 from byteps_py import session as _session
 from byteps_py.errors import AgreementError, JobAborted, NotInitializedError, TransportTimeout
 from byteps_py.roles.groups import KnownGroups
+from byteps_py.roles.lineage import Lineage
 from byteps_py.types import DType, Operation, TensorSpec
 
 Array = npt.NDArray[Any]
@@ -96,6 +97,7 @@ class FakeSession:
         self.arena: list[Array] = []
         self.steps = 0
         self.is_asynchronous = False
+        self.lineage = Lineage()
         self.enter: Callable[[], None]
         """Makes the thread that calls it one of this worker's."""
 

@@ -90,6 +90,15 @@ class Job:
         environ = {"DMLC_WORKER_ID": str(index), **environ}
         self._start(f"worker{index}", ["-c", PREAMBLE + body], DMLC_ROLE="worker", **environ)
 
+    def script(self, index: int, script: Path, *arguments: str, **environ: str) -> None:
+        """Start a worker that runs a script."""
+        environ = {"DMLC_WORKER_ID": str(index), **environ}
+        self._start(f"worker{index}", [str(script), *arguments], DMLC_ROLE="worker", **environ)
+
+    def change(self, workers: int, servers: int) -> None:
+        """Processes that are started from now on are of a job of these numbers."""
+        self._environ |= {"DMLC_NUM_WORKER": str(workers), "DMLC_NUM_SERVER": str(servers)}
+
     def launch(self, index: int, *command: str, **environ: str) -> None:
         """Start the workers of a machine by bpslaunch."""
         arguments = ["-m", "byteps_py.launcher", *command]

@@ -291,6 +291,8 @@ CONTROL: dict[str, ControlMessage] = {
         software="Python 3.11.7, numpy 2.1.0",
         enable_async=True,
         async_max_staleness=3,
+        global_rank=3,
+        resumes=True,
     ),
     "refused": control.Refused(reason="another job"),
     "waiting": control.Waiting(text="waiting 10 s for 1 of 2 workers"),
@@ -334,6 +336,7 @@ CONTROL: dict[str, ControlMessage] = {
     ),
     "bye": control.Bye(),
     "left": control.Left(rank=1),
+    "suspended": control.Suspended(),
     "child-ended": control.ChildEnded(
         job_id="digits",
         process=PROCESS,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from byteps_py.roles import joining
+from byteps_py.roles.lineage import Lineage
 from byteps_py.settings import WorkerSettings
 from byteps_py.types import Participant, ServerInfo
 from byteps_py.wire.control import Welcome
@@ -50,6 +51,6 @@ def test_a_ctrl_c_when_the_job_was_just_joined_leaves_it(tmp_path: Path, monkeyp
         num_worker=1, num_server=1, root_uri="127.0.0.1", root_port=9, force_distributed=True, record=str(tmp_path)
     )
     with pytest.raises(KeyboardInterrupt):
-        joining._join(settings)
+        joining._join(settings, Lineage(settings))
     assert [each.closed for each in Worker.made] == [True]
     assert joining._joined == before

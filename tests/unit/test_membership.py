@@ -908,7 +908,7 @@ def test_whatever_happens(started: bool, events: list[tuple[bytes, ControlMessag
 def test_every_message_that_a_member_sends_is_understood_in_some_state() -> None:
     """The table has a row for each; the others are the scheduler's own, or need no membership (clock)."""
     own = {"refused", "waiting", "welcome", "declared", "conflict", "barrier-done", "heartbeat-reply", "left"}
-    own |= {"vouched", "abort", "finished", "group", "group-formed", "status"}
+    own |= {"suspended", "vouched", "abort", "finished", "group", "group-formed", "status"}
     own |= {"inquiry", "clock", "clock-reply"}  # which the runner answers: it changes nothing
     understood = {kind for row in Membership._HANDLERS.values() for kind in row}
     assert understood == {type(message) for tag, message in CONTROL.items() if tag not in own}

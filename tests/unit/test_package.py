@@ -18,10 +18,11 @@ def test_every_name_is_there(name: str) -> None:
 
 
 def test_names_are_the_ones_that_are_defined_elsewhere() -> None:
-    from byteps_py import errors, objects, operations, rows, session
+    from byteps_py import errors, objects, operations, rows, session, suspension
 
+    homes_of = (errors, objects, operations, rows, session, suspension)
     for name in set(byteps_py.__all__) - {"__version__"}:
-        homes = [module for module in (errors, objects, operations, rows, session) if name in module.__all__]
+        homes = [module for module in homes_of if name in module.__all__]
         assert [getattr(home, name) for home in homes] == [getattr(byteps_py, name)], name
 
 

@@ -1,0 +1,44 @@
+"""In which session something works that lives longer: after a ``resume()`` it begins anew, and all must agree again."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+from byteps_py.session import Session
+from byteps_py.torch.agreement import Agreement
+
+__all__ = ["Generation"]
+
+
+class Generation:
+    """Belongs to one thread at a time.
+
+    Args:
+        session: the first.
+        ask: asks in a session whether all workers mean the same.
+    """
+
+    def __init__(self, session: Session, ask: Callable[[Session], Agreement]) -> None:
+        self._ask = ask
+        self._session = weakref.ref(session)
+        self._agreement: Agreement | None = ask(session)
+
+    def has_changed(self, session: Session) -> bool:
+        """Whether ``session`` is another one than in the last call; then all are asked anew."""
+        if self._session() is session:
+            return False
+        self._session = weakref.ref(session)
+        self._agreement = self._ask(session)
+        return True
+
+    def check(self) -> None:
+        """Wait until all have said what they mean, if nobody has waited for that yet.
+
+        Raises:
+            AgreementError: they differ.
+            BytePSError: as of the session.
+        """
+        agreement, self._agreement = self._agreement, None
+        if agreement is not None:
+            agreement.check()
