@@ -20,12 +20,10 @@ from byteps_py.core.places import (
     Member,
     Node,
     NodeKey,
-    Place,
     any_of,
     is_same_process,
     key_of,
     listed,
-    node_key,
     node_sums,
 )
 from byteps_py.core.ranks import range_problem, seat

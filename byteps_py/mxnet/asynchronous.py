@@ -14,7 +14,7 @@ import numpy as np
 
 from byteps_py.errors import UnsupportedError
 from byteps_py.mxnet.ops import start
-from byteps_py.session import Session
+from byteps_py.session import Session, current
 from byteps_py.types import Operation
 
 __all__ = ["Differences"]
@@ -49,6 +49,9 @@ class Differences:
             UnsupportedError: a weight cannot be pushed, or has such a copy, which nobody would change.
             BytePSError: an earlier push has failed.
         """
+        if self._session is not (session := current()):  # after a resume() the servers begin anew
+            self._session, self._steps = session, 0
+            self._seeded.clear()
         copies = []
         for index, weight in zip(indices, weights, strict=True):
             if has_masters and weight.dtype == np.float16:

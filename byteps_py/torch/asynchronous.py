@@ -12,6 +12,7 @@ at rest               :meth:`begin`                                   its value 
 noted                 :meth:`push`: the optimizer has changed it      its difference is on the way
 on the way            :meth:`take`: the answer is here                at rest, with the value of the servers
 on the way            a Ctrl-C                                        taken by the next :meth:`begin`
+any                   :meth:`begin`, after a ``resume()``             as registered: the servers begin anew
 ====================  ==============================================  ==========================================
 
 See docs/decisions/0033.
@@ -31,6 +32,7 @@ from byteps_py.operations import Numbering
 from byteps_py.roles.pending import Pending
 from byteps_py.torch.agreement import Agreement
 from byteps_py.torch.claims import claim
+from byteps_py.torch.generation import Generation
 from byteps_py.torch.names import check_names, fill_names, some
 from byteps_py.torch.tensors import as_array, check_dense, check_writable, to_tensor, wire_tag
 from byteps_py.types import Operation, TensorSpec
@@ -89,13 +91,17 @@ class ParameterExchange:
         number = _numbering.next(session)
         self._prefix = f"AsyncParam{number}."
         self._register(session, groups)
-        self._agreement: Agreement | None = Agreement(
-            session,
-            f"the parameters of asynchronous optimizer {number or 1}",
-            [owner, *(f"{each.label} ({each.spec.describe()})" for each in self._slots.values())],
-            "Make each DistributedOptimizer in the same order and of the same parameters on every worker; "
-            "named_parameters tells apart those that look alike.",
-        )
+
+        def ask(here: _session.Session) -> Agreement:
+            return Agreement(
+                here,
+                f"the parameters of asynchronous optimizer {number or 1}",
+                [owner, *(f"{each.label} ({each.spec.describe()})" for each in self._slots.values())],
+                "Make each DistributedOptimizer in the same order and of the same parameters on every worker; "
+                "named_parameters tells apart those that look alike.",
+            )
+
+        self._generation = Generation(session, ask)
 
     def add_names(self, named_parameters: Iterable[tuple[str, torch.Tensor]], group: dict[str, Any]) -> None:
         """Name the parameters of a group before it is added.
@@ -125,11 +131,9 @@ class ParameterExchange:
             BytePSError: what the session raises, or another optimizer of these parameters was made later.
             AgreementError: in the first call: workers have not made the same optimizers in the same order.
         """
-        session = _session.current()
+        session = self._here()
         self.take()
-        if self._agreement is not None:
-            self._agreement.check()
-            self._agreement = None
+        self._generation.check()
         if self._given_up:
             lost = some([self._names[each] for each in self._given_up])
             raise BytePSError(
@@ -187,6 +191,16 @@ class ParameterExchange:
         if error is not None:
             raise error
 
+    def _here(self) -> _session.Session:
+        """The session. After a resume() its servers hold nothing yet, and steps count anew."""
+        session = _session.current()
+        if self._generation.has_changed(session):
+            self.step = 0
+            for slot in self._slots.values():
+                slot.buffer, slot.pending = _buffer(session, slot.spec, slot.parameter), None
+            self._unseeded = list(self._slots.values())
+        return session
+
     def _register(self, session: _session.Session, groups: _Groups) -> None:
         """A slot for every parameter that requires a gradient and has none; declared in one batch."""
         parameters = dict.fromkeys(each for group in groups for each in group["params"])
@@ -206,8 +220,7 @@ class ParameterExchange:
         check_dense(parameter, what)
         check_writable(parameter, what)
         spec = TensorSpec(f"{self._prefix}{label}", wire_tag(parameter.dtype, what), tuple(parameter.shape))
-        memory = session.empty(spec.shape, spec.dtype.storage)
-        return _Slot(parameter, label, spec, -place, to_tensor(memory, parameter.dtype))
+        return _Slot(parameter, label, spec, -place, _buffer(session, spec, parameter))
 
     def _seed(self, session: _session.Session) -> None:
         """The servers get the parameters of worker 0, and so do the others."""
@@ -224,6 +237,10 @@ class ParameterExchange:
                 )
                 self._unseeded.pop(0)
         self.take()
+
+
+def _buffer(session: _session.Session, spec: TensorSpec, parameter: torch.Tensor) -> torch.Tensor:
+    return to_tensor(session.empty(spec.shape, spec.dtype.storage), parameter.dtype)
 
 
 def refuse_asynchronous(what: str) -> None:

@@ -217,5 +217,3 @@ def forget(slots: Sequence[Slot], ending: str) -> NoReturn:
         f"suspend() was called when a backward pass had begun to push the gradients of {names}: call it after "
         f"{ending}; clear the gradients to go on"
     )
-
-

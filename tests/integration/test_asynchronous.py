@@ -383,3 +383,42 @@ def test_the_example_learns_with_a_worker_that_is_slower(tmp_path: Path) -> None
         result = json.loads(made.output("worker0").splitlines()[-1])
     assert result["accuracy"] >= 0.95
     assert np.isfinite(result["staleness_mean"])
+
+
+SUSPENDED = """
+import torch
+import byteps_py.torch as tbps
+from torch import nn
+model = nn.Linear(3, 2)
+with torch.no_grad():
+    for each in model.parameters():
+        each.fill_(float(bps.rank()))
+optimizer = tbps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), model.named_parameters())
+
+def step(gradient):
+    for each in model.parameters():
+        each.grad = torch.full_like(each, gradient)
+    optimizer.step()
+
+def look():
+    bps.barrier()  # all differences are in the store, and the last to come see them
+    step(0.0)
+    return {float(value) for each in model.parameters() for value in each.detach().flatten()}
+
+step(1.0)
+assert look() == {-1.0}, look()  # from worker 0's zeros, less half of each worker's one
+bps.suspend()
+bps.resume(2, 1)
+step(1.0)
+assert look() == {-2.0}, look()
+assert bps.stats()['staleness']['count'] == 4 * len(list(model.parameters())) // 2, bps.stats()
+print('done')
+"""
+
+
+def test_an_optimizer_goes_on_in_a_new_generation(tmp_path: Path) -> None:
+    """The servers hold nothing then, and begin with what worker 0 had last."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    with running(tmp_path, SUSPENDED, **ASYNC) as made:
+        assert set(made.wait(90).values()) == {0}, made.everything()
+        assert all("done" in made.output(f"worker{rank}") for rank in range(2)), made.everything()
