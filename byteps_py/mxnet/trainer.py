@@ -23,6 +23,7 @@ from byteps_py.mxnet.compression import Compression, Compressor
 from byteps_py.mxnet.engine import engine
 from byteps_py.mxnet.ops import numbering, start
 from byteps_py.mxnet.optimizer import DistributedOptimizer
+from byteps_py.mxnet.rows import RowsWork, is_rows, start_rows
 from byteps_py.mxnet.work import Work
 from byteps_py.objects import check_root
 from byteps_py.types import Operation
@@ -48,8 +49,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
         compression_params: None, or ``{"fp16": True}``: float32 and float64 gradients travel as float16.
 
     Raises:
-        UnsupportedError: a parameter or its gradient is sparse, is on a GPU or on several contexts; or the compression
-            is another one.
+        UnsupportedError: a parameter is sparse, is on a GPU or on several contexts, its gradient is a CSR array, or the
+            compression is another one.
         ValueError: there is no worker ``root_rank``, or ``params`` are no parameters.
         NotInitializedError: ``init()`` has not been called.
     """
@@ -73,7 +74,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
             check_contexts(each)
         self._root = root_rank
         self._number = numbering.next(session)
-        self._stale: list[tuple[Any, Work]] = []
+        self._stale: list[tuple[Any, Work | RowsWork]] = []
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Sum the gradients over all workers and update the parameters; waits for neither.
@@ -143,6 +144,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
     def _exchange(self, batch_size: int, *, stale_count: bool) -> None:
         session = _session.current()
         self._stale = []
+        rows: list[tuple[Any, RowsWork, bool]] = []
         for index, parameter in enumerate(self._params):
             if parameter.grad_req == "null":
                 continue
@@ -150,13 +152,21 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
             counts = stale_count or bool(data._fresh_grad)
             if counts:
                 gradient *= 1.0 / batch_size / session.size
-            compressed, context = self._compressor.compress(gradient)
             name = f"gradient{self._number}_{index}"
+            if is_rows(gradient):
+                some = start_rows(session, gradient, name, Operation.SUM, priority=-index, contributes=counts)
+                rows.append((data, some, counts))
+                continue
+            compressed, context = self._compressor.compress(gradient)
             work = start(session, compressed, name, Operation.SUM, priority=-index, contributes=counts)
             if compressed is not gradient:
                 gradient[:] = self._compressor.decompress(compressed, context)
             if not counts:
                 self._stale.append((data, work))
+        for data, some, counts in rows:
+            some.wait()
+            if not counts:
+                self._stale.append((data, some))
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         stale, self._stale = self._stale, []
@@ -168,12 +178,16 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
 
 
 def _check_dense(parameter: Any) -> None:
-    for what, kind in (("", parameter._stype), ("the gradient of ", parameter._grad_stype)):
-        if kind != "default":
-            raise UnsupportedError(
-                f"{what}parameter {parameter.name!r} is sparse ({kind}), and only dense ones are summed: make its "
-                "layer without sparse_grad=True, and the parameter without stype or grad_stype"
-            )
+    kind = parameter._stype
+    if kind != "default":
+        raise UnsupportedError(
+            f"parameter {parameter.name!r} is sparse ({kind}), and only dense ones are updated: make it without stype"
+        )
+    if parameter._grad_stype not in ("default", "row_sparse"):
+        raise UnsupportedError(
+            f"the gradient of parameter {parameter.name!r} is sparse ({parameter._grad_stype}), and only dense and "
+            "row-sparse ones are summed: make it without grad_stype"
+        )
 
 
 def _compressor(parameters: dict[str, Any] | None) -> Compressor:
