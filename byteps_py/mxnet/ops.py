@@ -61,9 +61,9 @@ def byteps_push_pull(
     The engine does it when ``tensor`` has been computed; what reads it later waits for the result.
 
     Args:
-        tensor: a dense NDArray on the CPU, of any shape; float32, float64, float16, int8, uint8, int32 or int64. Or a
-            row-sparse one: its rows travel, and this call waits for the array and for the result. A slice along the first axis is replaced within the array that it is of; one along another axis is a copy of
-            MXNet's.
+        tensor: a dense NDArray on the CPU, of any shape; float32, float64, float16, int8, uint8, int32 or int64. A
+            slice along the first axis is replaced within the array that it is of; one along another axis is a copy of
+            MXNet's. Or a row-sparse NDArray: its rows travel, and this call waits for the array and for the result.
         version: a step number; workers that meet with different ones get an AgreementError.
         priority: what is higher is sent earlier.
         name: one that was declared; equal on all workers.

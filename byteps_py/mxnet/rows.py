@@ -1,8 +1,8 @@
 """Row-sparse arrays of MXNet as rows: gradients of ``Embedding(sparse_grad=True)``.
 
-How many rows such an array has is known only when it has been computed, and the engine cannot give memory to an operation
-that has begun.  So these calls wait in Python for the array, and then for the result; several that are started one after
-the other are on their way together.
+How many rows such an array has is known only when it has been computed, and the engine cannot give memory to an
+operation that has begun.  So these calls wait in Python for the array, and then for the result; several that are
+started one after the other are on their way together.
 """
 
 from __future__ import annotations

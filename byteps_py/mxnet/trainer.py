@@ -70,7 +70,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
             optimizer = optimizer.wrapped
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
         for each in self._params:
-            _check_dense(each)
+            _check_kind(each, self._compressor)
             check_contexts(each)
         self._root = root_rank
         self._number = numbering.next(session)
@@ -177,7 +177,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
         super()._update(ignore_stale_grad)
 
 
-def _check_dense(parameter: Any) -> None:
+def _check_kind(parameter: Any, compressor: Compressor) -> None:
     kind = parameter._stype
     if kind != "default":
         raise UnsupportedError(
@@ -187,6 +187,11 @@ def _check_dense(parameter: Any) -> None:
         raise UnsupportedError(
             f"the gradient of parameter {parameter.name!r} is sparse ({parameter._grad_stype}), and only dense and "
             "row-sparse ones are summed: make it without grad_stype"
+        )
+    if parameter._grad_stype == "row_sparse" and compressor is not Compression.none:
+        raise UnsupportedError(
+            f"the gradient of parameter {parameter.name!r} is row-sparse, and rows are not compressed here: leave "
+            "compression_params out, or make the layer without sparse_grad=True"
         )
 
 
