@@ -2,9 +2,9 @@
 
     python -m benchmarks.sparse [--rows 1000000] [--width 64] [--density 0.01] [--rounds 5] [--json FILE]
 
-A gradient of so many rows of float32, of which each worker has other ones, is averaged in turn dense and as rows, in one
+A gradient of so many rows of float32, of which each worker has others, is averaged in turn dense and as rows, in one
 job of two workers and one server on this machine.  The bytes are those of all frames that the workers hand to their
-endpoints for the server and get from there, headers included, whether they go over TCP or through shared memory; the
+endpoints for the server and get from there, with headers, whether they go over TCP or through shared memory; the
 seconds are those of the slowest worker, from the call to the result.  Both results are compared, bit by bit.
 """
 

@@ -3,8 +3,8 @@
     bpslaunch -n 2 -s 1 -- python examples/torch_embedding.py --steps 300 --seed 1
 
 The gradient of the table is sparse: it travels as the rows of those words that a batch has.  With --dense it travels as
-a whole, which gives the same parameters, bit for bit, and takes many more bytes.  The last line that worker 0 prints is a
-JSON object.
+a whole, which gives the same parameters, bit for bit, and takes many more bytes.  The last line that worker 0 prints is
+a JSON object.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from byteps_py import session as _session
 from byteps_py.errors import AgreementError, UnsupportedError
 from byteps_py.mxnet.arrays import spec_of
 from byteps_py.mxnet.engine import engine
+from byteps_py.mxnet.rows import is_rows, start_rows
 from byteps_py.mxnet.work import Work
 from byteps_py.operations import Numbering
 from byteps_py.roles.lineage import Lineage
@@ -63,7 +64,7 @@ def byteps_push_pull(
     Args:
         tensor: a dense NDArray on the CPU, of any shape; float32, float64, float16, int8, uint8, int32 or int64. A
             slice along the first axis is replaced within the array that it is of; one along another axis is a copy of
-            MXNet's.
+            MXNet's. Or a row-sparse NDArray: its rows travel, and this call waits for the array and for the result.
         version: a step number; workers that meet with different ones get an AgreementError.
         priority: what is higher is sent earlier.
         name: one that was declared; equal on all workers.
@@ -71,7 +72,7 @@ def byteps_push_pull(
 
     Raises:
         ValueError: there is no ``name``, it was not declared, or ``version`` is no number from 0 to 2**64 - 1.
-        UnsupportedError: (a TypeError) ``tensor`` is sparse, on a GPU, of another dtype, or no NDArray.
+        UnsupportedError: (a TypeError) ``tensor`` is sparse (CSR), on a GPU, of another dtype, or no NDArray.
         AgreementError: the name had another dtype or shape before, in this process.
         NotInitializedError: ``init()`` has not been called.
         BytePSError: an earlier push has failed. What goes wrong after the call is raised by the next one, and, as
@@ -83,6 +84,9 @@ def byteps_push_pull(
     if name not in _declared.get(session.lineage, {}):
         raise ValueError(f"tensor {name!r} was not declared: call byteps_declare_tensor({name!r}) before it is pushed")
     operation = Operation.AVERAGE if is_average else Operation.SUM
+    if is_rows(tensor):
+        start_rows(session, tensor, name, operation, priority=operator.index(priority), version=version).wait()
+        return
     start(session, tensor, name, operation, priority=operator.index(priority), version=operator.index(version))
 
 

@@ -11,6 +11,7 @@ from byteps_py import session as _session
 from byteps_py.errors import UnsupportedError
 from byteps_py.mxnet.asynchronous import Differences
 from byteps_py.mxnet.ops import numbering, start
+from byteps_py.mxnet.rows import is_rows, start_rows
 from byteps_py.types import Operation
 
 __all__ = ["DistributedOptimizer"]
@@ -79,7 +80,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
         """Average ``grad`` (an NDArray, or a list of them as ``index`` is one), then update ``weight``.
 
         Raises:
-            UnsupportedError: a gradient cannot be pushed, such as a sparse one.
+            UnsupportedError: a gradient cannot be pushed, such as one on a GPU.
             BytePSError: an earlier push has failed.
         """
         if _session.current().is_asynchronous:
@@ -118,9 +119,15 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
         grads: Sequence[Any] = grad if are_many else [grad]
         if len(indices) != len(grads):
             raise UnsupportedError(f"{len(indices)} indices and {len(grads)} gradients were given: one index for each")
+        rows = []
         for number, each in zip(indices, grads, strict=True):
-            priority = -number if isinstance(number, int) else 0
-            start(session, each, f"gradient{self._number}_{number}", Operation.AVERAGE, priority=priority)
+            name, priority = f"gradient{self._number}_{number}", -number if isinstance(number, int) else 0
+            if is_rows(each):
+                rows.append(start_rows(session, each, name, Operation.AVERAGE, priority=priority))
+            else:
+                start(session, each, name, Operation.AVERAGE, priority=priority)
+        for work in rows:
+            work.wait()
         self._mark(session, indices)
 
     def _mark(self, session: _session.Session, indices: Sequence[Any]) -> None:

@@ -28,6 +28,7 @@ from byteps_py.mxnet.compression import Compression, Compressor
 from byteps_py.mxnet.engine import engine
 from byteps_py.mxnet.ops import numbering, start
 from byteps_py.mxnet.optimizer import DistributedOptimizer
+from byteps_py.mxnet.rows import RowsWork, is_rows, start_rows
 from byteps_py.mxnet.work import Work
 from byteps_py.objects import check_root
 from byteps_py.types import Operation
@@ -57,8 +58,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
             others those are taken that ask for nothing: values that are empty, and what only tunes a compressor.
 
     Raises:
-        UnsupportedError: a parameter or its gradient is sparse, is on a GPU or on several contexts; or the compression
-            is another one.
+        UnsupportedError: a parameter is sparse, is on a GPU or on several contexts, its gradient is a CSR array, or the
+            compression is another one.
         ValueError: there is no worker ``root_rank``, or ``params`` are no parameters.
         NotInitializedError: ``init()`` has not been called.
     """
@@ -78,7 +79,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
             optimizer = optimizer.wrapped
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
         for each in self._params:
-            _check_dense(each)
+            _check_kind(each, self._compressor)
             check_contexts(each)
         self._root = root_rank
         self._number = numbering.next(session)
@@ -89,7 +90,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
                 "which are too small for 16 bits; leave it out"
             )
         self._alike_in = weakref.ref(session)
-        self._stale: list[tuple[Any, Work]] = []
+        self._stale: list[tuple[Any, Work | RowsWork]] = []
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Sum the gradients over all workers and update the parameters; waits for neither.
@@ -174,6 +175,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
         if self._differences is not None:
             self._scale_own(batch_size)
             return
+        rows: list[tuple[Any, RowsWork, bool]] = []
         for index, parameter in enumerate(self._params):
             if parameter.grad_req == "null":
                 continue
@@ -181,13 +183,21 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
             counts = stale_count or bool(data._fresh_grad)
             if counts:
                 gradient *= 1.0 / batch_size / session.size
-            compressed, context = self._compressor.compress(gradient)
             name = f"gradient{self._number}_{index}"
+            if is_rows(gradient):
+                some = start_rows(session, gradient, name, Operation.SUM, priority=-index, contributes=counts)
+                rows.append((data, some, counts))
+                continue
+            compressed, context = self._compressor.compress(gradient)
             work = start(session, compressed, name, Operation.SUM, priority=-index, contributes=counts)
             if compressed is not gradient:
                 gradient[:] = self._compressor.decompress(compressed, context)
             if not counts:
                 self._stale.append((data, work))
+        for data, some, counts in rows:
+            some.wait()
+            if not counts:
+                self._stale.append((data, some))
 
     def _scale_own(self, batch_size: int) -> None:
         for parameter in self._params:
@@ -217,13 +227,22 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
         super()._update(ignore_stale_grad)
 
 
-def _check_dense(parameter: Any) -> None:
-    for what, kind in (("", parameter._stype), ("the gradient of ", parameter._grad_stype)):
-        if kind != "default":
-            raise UnsupportedError(
-                f"{what}parameter {parameter.name!r} is sparse ({kind}), and only dense ones are summed: make its "
-                "layer without sparse_grad=True, and the parameter without stype or grad_stype"
-            )
+def _check_kind(parameter: Any, compressor: Compressor) -> None:
+    kind = parameter._stype
+    if kind != "default":
+        raise UnsupportedError(
+            f"parameter {parameter.name!r} is sparse ({kind}), and only dense ones are updated: make it without stype"
+        )
+    if parameter._grad_stype not in ("default", "row_sparse"):
+        raise UnsupportedError(
+            f"the gradient of parameter {parameter.name!r} is sparse ({parameter._grad_stype}), and only dense and "
+            "row-sparse ones are summed: make it without grad_stype"
+        )
+    if parameter._grad_stype == "row_sparse" and compressor is not Compression.none:
+        raise UnsupportedError(
+            f"the gradient of parameter {parameter.name!r} is row-sparse, and rows are not compressed here: leave "
+            "compression_params out, or make the layer without sparse_grad=True"
+        )
 
 
 def _compressor(parameters: dict[str, Any] | None) -> Compressor:

@@ -77,8 +77,6 @@ def start_rows(
     else:
         spec = TensorSpec(name, wire_tag(dtype, what), own.shape)
         rows = Rows(rows.indices, as_array(to_tensor(rows.values, values.dtype).to(dtype)))
-    known = session.specs.setdefault(name, spec)  # the same object for the same name is looked up faster
-    spec = known if known == spec else spec
     return session.submit(spec, rows, np.empty(0, spec.dtype.storage), operation, priority=priority, step=step)
 
 

@@ -180,7 +180,7 @@ def finish(staging: Staging, slot: Slot) -> None:
     if push is None or push.pending is None:
         return
     array = push.pending.wait()
-    rows = push.pending.rows if isinstance(push.pending, Pending) else None
+    rows = push.pending.rows
     with torch.no_grad():
         if rows is not None:
             parameter = slot.parameter

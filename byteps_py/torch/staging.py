@@ -39,6 +39,7 @@ import torch
 
 from byteps_py.errors import UnsupportedError
 from byteps_py.roles.pending import Pending
+from byteps_py.roles.rows import Rows
 from byteps_py.session import Session
 from byteps_py.torch.tensors import to_tensor
 from byteps_py.types import TensorSpec
@@ -70,6 +71,11 @@ class Submission:
     def absent(self) -> bool:
         """As of the operation; only after :meth:`wait`."""
         return self._pending is not None and self._pending.absent
+
+    @property
+    def rows(self) -> Rows | None:
+        """None: what goes this way is dense."""
+        return None
 
     def perform(self) -> None:
         """Begin the operation. Never raises: :meth:`wait` does. Called once, by the submitting thread."""

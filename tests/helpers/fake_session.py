@@ -23,6 +23,7 @@ from byteps_py import session as _session
 from byteps_py.errors import AgreementError, JobAborted, NotInitializedError, TransportTimeout
 from byteps_py.roles.groups import KnownGroups
 from byteps_py.roles.lineage import Lineage
+from byteps_py.roles.rows import Rows
 from byteps_py.types import DType, Operation, TensorSpec
 
 Array = npt.NDArray[Any]
@@ -37,6 +38,7 @@ class _Round:
     sources: dict[int, Array | None] = field(default_factory=dict)
     pending: dict[int, FakePending] = field(default_factory=dict)
     claims: dict[int, str] = field(default_factory=dict)
+    indices: list[Array] = field(default_factory=list)
     error: str | None = None
     done: bool = False
     callbacks: list[Callable[[], object]] = field(default_factory=list)
@@ -53,6 +55,7 @@ class FakePending:
         self._job, self._spec, self._entry = job, spec, entry
         self.output = output
         self.absent = False
+        self.rows: Rows | None = None
 
     def done(self) -> bool:
         return self._entry.done or self._job.is_broken()
@@ -115,7 +118,7 @@ class FakeSession:
     def submit(
         self,
         spec: TensorSpec,
-        source: Array | None,
+        source: Array | Rows | None,
         output: Array | None,
         operation: Operation,
         *,
@@ -123,6 +126,11 @@ class FakeSession:
         priority: int = 0,
         step: int = 0,
     ) -> FakePending:
+        indices = None
+        if isinstance(source, Rows):  # summed as a dense tensor here, of which the rows are taken in the end
+            indices, values, output = *source, None
+            source = np.zeros(spec.shape, spec.dtype.storage)
+            source[indices] = values
         for array in (source, output):
             if array is not None:
                 assert array.flags.c_contiguous
@@ -139,7 +147,7 @@ class FakeSession:
         copied = None if source is None else source.copy()
         target = np.empty(spec.shape, spec.dtype.storage) if output is None else output
         claim = f"{operation.name} root {root} step {step}"
-        return self._job.contribute(self.rank, spec, number, copied, target, operation, root, claim)
+        return self._job.contribute(self.rank, spec, number, copied, target, operation, root, claim, indices)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         made = np.full(shape, 7, dtype)
@@ -220,11 +228,14 @@ class FakeJob:
         operation: Operation,
         root: int,
         claim: str,
+        indices: Array | None = None,
     ) -> FakePending:
         with self._condition:
             entry = self._rounds.setdefault((spec.name, number), _Round())
             entry.claims[rank] = claim
             entry.sources[rank] = source
+            if indices is not None:
+                entry.indices.append(indices)
             pending = entry.pending[rank] = FakePending(self, spec, output, entry)
             members = next(ranks for ranks, group in self._groups.items() if group == spec.group)
             if len(entry.sources) == len(members):
@@ -249,6 +260,9 @@ def _complete(entry: _Round, dtype: DType, operation: Operation, root: int) -> N
     for pending in entry.pending.values():
         pending.absent = not present
         pending.output.reshape(-1)[...] = result.reshape(-1) if present else 0
+        if entry.indices:
+            some = np.unique(np.concatenate(entry.indices))
+            pending.rows = Rows(some, pending.output[some])
 
 
 def reduce(dtype: DType, sources: Sequence[Array], divisor: int) -> Array:

@@ -40,7 +40,8 @@ for step in range(2):
                 one, other = (TensorSpec(f'{kind}.{name}', dtype, (rows, width)) for kind in ('rows', 'dense'))
                 dense = np.zeros(one.shape, dtype.storage)
                 dense[indices] = values
-                some = session.submit(one, coalesce(one, indices, values) if there else None, None, operation, step=step)
+                mine = coalesce(one, indices, values) if there else None
+                some = session.submit(one, mine, None, operation, step=step)
                 whole = session.submit(other, dense if there else None, None, operation, step=step)
                 some.wait(), whole.wait()
                 assert some.absent == whole.absent == (len(absent) == 4)
@@ -128,8 +129,8 @@ def test_rows_and_a_dense_tensor_in_one_round_are_told_apart(environ: dict[str, 
         assert set(made.wait(60).values()) == {0}, made.everything()
         for rank in range(2):
             assert (
-                "tensor 'x': workers disagree in round 1: worker 0 pushes all elements, not rows of them, worker 1 pushes "
-                "rows of 2 elements; a tensor is pushed by all workers as rows"
+                "tensor 'x': workers disagree in round 1: worker 0 pushes all elements, not rows of them, worker 1 "
+                "pushes rows of 2 elements; a tensor is pushed by all workers as rows"
             ) in made.output(f"worker{rank}")
 
 

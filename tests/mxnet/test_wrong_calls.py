@@ -88,9 +88,9 @@ WRONG = {
     ),
     "push: bfloat16": (push(bfloat16), UnsupportedError, "which cannot be pushed; supported are float32, float64"),
     "push: sparse": (
-        push(lambda: mx.nd.ones((2, 2)).tostype("row_sparse")),
+        push(lambda: mx.nd.ones((2, 2)).tostype("csr")),
         UnsupportedError,
-        r"is sparse \(row_sparse\), and only dense arrays",
+        r"is sparse \(csr\), and only dense arrays",
     ),
     "push: on a GPU": (push(array_on_gpu), UnsupportedError, "'x' is on a gpu, and only arrays on CPUs are pushed"),
     "push: negative version": (push(lambda: mx.nd.ones(2), version=-1), ValueError, "version must be a number from 0"),
@@ -165,9 +165,14 @@ WRONG = {
         "compression_params has 'ef', 'k': gradients are not compressed, except to float16",
     ),
     "trainer: sparse gradient": (
-        trainer(lambda: [parameter(grad_stype="row_sparse")]),
+        trainer(lambda: [parameter(grad_stype="csr")]),
         UnsupportedError,
-        r"the gradient of parameter 'p' is sparse \(row_sparse\)",
+        r"the gradient of parameter 'p' is sparse \(csr\)",
+    ),
+    "trainer: compressed rows": (
+        trainer(lambda: [parameter(grad_stype="row_sparse")], compression_params={"fp16": True}),
+        UnsupportedError,
+        "is row-sparse, and rows are not compressed here",
     ),
     "trainer: sparse parameter": (
         trainer(lambda: [parameter(stype="row_sparse")]),

@@ -182,6 +182,7 @@ def test_a_dtype_that_cannot_be_summed(row: Row) -> None:
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
 @pytest.mark.parametrize("row", rows(lambda row: row.carries))
 @pytest.mark.parametrize(
     ("make", "message"),
