@@ -134,10 +134,15 @@ class Job:
         if not gone or self._departures.pending:
             return None
         waiting = self._name(self._barriers.arrived()[0])
-        has_left = "has left the job" if self._workers[gone[0]] in self.left else "has called suspend()"
+        name = self._name(gone[0])
+        why = (
+            f"{name} has left the job and"
+            if self._workers[gone[0]] in self.left
+            else f"{name} has called suspend() and"
+        )
         return (
-            f"barrier {self._barriers.number} cannot complete: {self._name(gone[0])} {has_left} and {waiting} "
-            "waits for it; every worker must call barrier() equally often"
+            f"barrier {self._barriers.number} cannot complete: {why} {waiting} waits for it; every worker must call "
+            "barrier() equally often"
         )
 
     def leave(self, now: float, peer: bytes, reason: str) -> list[Action]:

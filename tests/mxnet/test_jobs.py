@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.jobs import running
+from tests.helpers.jobs import job, running
 
 pytest.importorskip("mxnet", reason="MXNet is not installed: make test-mxnet")
 
@@ -185,3 +185,47 @@ def test_the_example_learns_and_resumes_with_the_same_bits(tmp_path: Path) -> No
     resumed = launch("--epochs", "5", *saving, "--resume")
     assert resumed["params_sha256"] == whole["params_sha256"]
     assert [each.name for each in tmp_path.iterdir()] == ["checkpoint"]
+
+
+GENERATIONS = (
+    START
+    + """
+from mxnet import gluon
+first = int(os.environ.get('FIRST', '0'))
+mx.random.seed(int(os.environ['DMLC_WORKER_ID']))
+net = gluon.nn.Dense(3, in_units=5, prefix='net_')
+net.initialize()
+trainer = bps.DistributedTrainer(net.collect_params(), 'sgd', {'learning_rate': 0.1})
+for number in range(first, 2):
+    if number > first:
+        bps.resume(3, 1)
+    for _ in range(3):
+        inputs = mx.nd.random.uniform(shape=(4, 5))
+        with mx.autograd.record():
+            loss = net(inputs).square().mean()
+        loss.backward()
+        trainer.step(4)
+    total = mx.nd.ones(3)
+    bps.byteps_push_pull(total, name='x', is_average=False)
+    assert (total == bps.size()).asnumpy().all()
+    print('trained', bps.size(), net.weight.data().asnumpy().tobytes().hex())
+    if number == 0:
+        bps.suspend()
+"""
+)
+
+
+def test_a_trainer_goes_on_with_a_newcomer(tmp_path: Path) -> None:
+    with job(tmp_path, 2, 1, BYTEPS_LOG_LEVEL="info") as made:
+        made.scheduler()
+        made.server()
+        for index in range(2):
+            made.worker(index, GENERATIONS)
+        made.wait_for("scheduler", "generation 2 of the job gathers")
+        made.change(3, 1)
+        made.worker(2, GENERATIONS, FIRST="1")
+        assert set(made.wait().values()) == {0}, made.everything()
+        lines = "".join(made.output(f"worker{index}") for index in range(3)).splitlines()
+        said = [line for line in lines if line.startswith("trained")]
+        assert sorted(line.split()[1] for line in said) == ["2", "2", "3", "3", "3"]
+        assert len(set(said)) == 2  # the same parameters on all
