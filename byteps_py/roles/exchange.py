@@ -380,15 +380,14 @@ class Exchange:
             return
         tensor = self.light.flights[header.key].tensor if start is None else self._operations[start.operation_id].tensor
         reason = bytes(payload or b"").decode(errors="replace")
-        kind = ParticipantLeft if header.detail else AgreementError
-        error = kind(f"tensor {tensor.spec.name!r}: {reason}")
+        error = (ParticipantLeft if header.detail else AgreementError)(f"tensor {tensor.spec.name!r}: {reason}")
         if start is None:
             self._push_all(now, self.light.fail([header.key], error))
         else:
             self._fail(now, start.operation_id, error)
 
     def _fail(self, now: float, identifier: int, error: BytePSError) -> None:
-        operation = self._operations[identifier]
+        operation = self._operations.pop(identifier)
         operation.fail(error)
         starts = self._pipeline.fail_operation(identifier)
         assert operation.tensor.placement is not None
@@ -398,5 +397,4 @@ class Exchange:
                 self.node.over(each.key)
             if self._times is not None:
                 self._times.dropped(each.key)
-        del self._operations[identifier]
         self._push_all(now, starts)

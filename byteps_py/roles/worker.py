@@ -41,16 +41,7 @@ from byteps_py.telemetry.metrics import SpeedRecord
 from byteps_py.telemetry.stages import Stages, worker_stages
 from byteps_py.transport.base import Endpoint
 from byteps_py.types import TensorSpec
-from byteps_py.wire.control import (
-    BarrierDone,
-    Conflict,
-    ControlMessage,
-    Declared,
-    GroupFormed,
-    Left,
-    Waiting,
-    Welcome,
-)
+from byteps_py.wire.control import BarrierDone, Conflict, ControlMessage, Declared, GroupFormed, Left, Waiting, Welcome
 
 __all__ = ["Worker"]
 

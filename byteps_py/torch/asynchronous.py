@@ -27,11 +27,11 @@ from typing import Any, Final
 import torch
 
 from byteps_py import session as _session
-from byteps_py.errors import BytePSError, UnsupportedError
+from byteps_py.errors import UnsupportedError
 from byteps_py.operations import Numbering
 from byteps_py.roles.pending import Pending
 from byteps_py.torch.agreement import Agreement
-from byteps_py.torch.claims import claim
+from byteps_py.torch.claims import check_kept, claim
 from byteps_py.torch.generation import Generation
 from byteps_py.torch.names import check_names, fill_names, some
 from byteps_py.torch.tensors import as_array, check_dense, check_writable, to_tensor, wire_tag
@@ -134,12 +134,7 @@ class ParameterExchange:
         session = self._here()
         self.take()
         self._generation.check()
-        if self._given_up:
-            lost = some([self._names[each] for each in self._given_up])
-            raise BytePSError(
-                f"a DistributedOptimizer that was made later has {lost}: use that one, and make another if these are "
-                "to be trained here again"
-            )
+        check_kept("DistributedOptimizer", "trains", [self._names[each] for each in self._given_up])
         self._register(session, groups)
         self._seed(session)
         with torch.no_grad():

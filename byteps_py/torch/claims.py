@@ -12,7 +12,10 @@ from typing import Final, Protocol
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-__all__ = ["Owner", "claim", "claiming", "release"]
+from byteps_py.errors import BytePSError
+from byteps_py.torch.names import some
+
+__all__ = ["Owner", "check_kept", "claim", "claiming", "release"]
 
 
 class Owner(Protocol):
@@ -93,3 +96,21 @@ def _others(owner: Owner, parameters: Iterable[torch.Tensor]) -> list[tuple[torc
         if known is not None and known.owner() not in (None, owner):
             found.append((parameter, known))
     return found
+
+
+def check_kept(kind: str, does: str, lost: Sequence[str]) -> None:
+    """Whether an owner has all its parameters still.
+
+    Args:
+        kind: what such owners are, in messages.
+        does: what they do with parameters, in messages.
+        lost: names of parameters that it has given up.
+
+    Raises:
+        BytePSError: it has lost some.
+    """
+    if lost:
+        raise BytePSError(
+            f"a {kind} that was made later {does} {some(lost)}: use that one, and make another if these are to be "
+            "trained here again"
+        )

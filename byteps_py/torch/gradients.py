@@ -34,7 +34,7 @@ from byteps_py.errors import BytePSError
 from byteps_py.operations import Numbering
 from byteps_py.torch import homes
 from byteps_py.torch.alike import ask_alike, average_loss
-from byteps_py.torch.claims import claim, release
+from byteps_py.torch.claims import check_kept, claim, release
 from byteps_py.torch.compression import Compressor
 from byteps_py.torch.generation import Generation
 from byteps_py.torch.homes import Home
@@ -62,7 +62,6 @@ from byteps_py.types import DType, Operation, TensorSpec
 __all__ = ["GradientExchange"]
 
 _Groups = Sequence[dict[str, Any]]
-
 
 GATHERED_BYTES: Final = 1 << 22
 """So many are worth a push while a backward pass is running."""
@@ -259,18 +258,11 @@ class GradientExchange:
     def _contribute_all(self, groups: _Groups) -> list[Exception]:
         session = self._here()
         self._generation.check()
-        self._check_not_given_up(groups)
+        lost = [self._names[each] for group in groups for each in group["params"] if each in self._given_up]
+        check_kept(self.kind, "averages", lost)
         self._register(session, groups)
         self._take_gathered()
         return attempt(self._slots.values(), lambda slot: self._contribute(session, slot))
-
-    def _check_not_given_up(self, groups: _Groups) -> None:
-        lost = [each for group in groups for each in group["params"] if each in self._given_up]
-        if lost:
-            raise BytePSError(
-                f"a {self.kind} that was made later averages {some([self._names[each] for each in lost])}: use that "
-                "one, and make another if these are to be averaged here again"
-            )
 
     def _conclude(self, slots: Iterable[Slot], errors: list[Exception]) -> None:
         errors += attempt(slots, wait if errors else partial(finish, _staging))

@@ -322,8 +322,8 @@ def DistributedOptimizer(
             by a ``CrossBarrier`` or a ``DistributedDataParallel``; something has replaced the instance's ``step()``.
         BytePSError: gradients of an earlier one of the same parameters are on their way.
         TypeError: that is no optimizer.
-        UnsupportedError: a parameter's dtype cannot be pushed; it is named. Or ``nccl`` was asked for, or compression in
-            asynchronous training.
+        UnsupportedError: a parameter's dtype cannot be pushed; it is named. Or ``nccl`` was asked for, or compression
+            in asynchronous training.
         NotInitializedError: ``init()`` has not been called.
     """
     _check(optimizer, nccl, backward_passes_per_step)
