@@ -30,7 +30,7 @@ WORKERS = 2
 TARGET = 0.95
 KINDS = {"synchronous": ("0", WORKERS), "asynchronous": ("1", 1)}
 """``BYTEPS_ENABLE_ASYNC``, and how many times the learning rate."""
-RATE = 0.05
+RATE = 0.1
 EXAMPLE = Path(__file__).parents[1] / "examples" / "torch_async.py"
 _LIMIT_SECONDS = 300
 
