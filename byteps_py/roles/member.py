@@ -116,10 +116,10 @@ class SchedulerLink:
         """The process of the scheduler, once it has said so."""
         return self._scheduler
 
-    def leave(self, now: float) -> None:
-        """The job goes on without what was so far, and this process registers for what comes."""
+    def leave(self) -> None:
+        """The job goes on without what was so far, and this process registers for what comes in the next tick."""
         self._job = None
-        self._register_due = now
+        self._register_due = self._last_tick
 
     def send(self, message: ControlMessage) -> None:
         """Queue a message to the scheduler."""

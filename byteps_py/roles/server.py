@@ -289,7 +289,7 @@ class Server:
             self._engine = self._recorder = self._tracing = None
             self._complaints = Complaints(_log)
             logs.relabel("server")
-        self._link.leave(time.monotonic())
+        self._link.leave()
 
     def _form(self, message: Group) -> None:
         """Confirm a group when it is known here; before the word of the complete job nothing can be, and the scheduler

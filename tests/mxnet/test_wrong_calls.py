@@ -212,6 +212,7 @@ def test_a_wrong_call_says_what_is_wrong(case):
 NEED_A_SESSION = {
     "rank": bps.rank,
     "size": bps.size,
+    "suspend": bps.suspend,
     "local_rank": bps.local_rank,
     "local_size": bps.local_size,
     "barrier": bps.barrier,
@@ -225,7 +226,8 @@ NEED_A_SESSION = {
     "DistributedOptimizer": lambda: bps.DistributedOptimizer(mx.optimizer.SGD()),
     "DistributedTrainer": trainer(lambda: [parameter()]),
 }
-NEED_NONE = {"Compression", "Compressor", "init", "is_initialized", "shutdown"}
+NEED_NONE = {"Compression", "Compressor", "init", "is_initialized", "resume", "shutdown"}
+"""Of which resume() needs suspend() before it, and says so."""
 
 
 @pytest.mark.parametrize("name", NEED_A_SESSION)

@@ -35,6 +35,7 @@ from byteps_py.wire.control import (
     Notice,
     Refused,
     Register,
+    Suspended,
     Welcome,
     decode_control,
     encode_control,
@@ -120,6 +121,33 @@ def test_a_round_is_accepted_summed_and_answered(stage: Stage) -> None:
         ((header, payload),) = stage.received(rank)
         assert (header.opcode, header.detail, header.sender, header.incarnation) == (Opcode.RESULT, 2, 0, 600)
         assert np.frombuffer(payload, np.float32).tolist() == [11, 22]
+
+
+def test_it_forgets_a_generation_and_serves_the_next(stage: Stage) -> None:
+    stage.welcome()
+    stage.push(0, 1, 2)
+    stage.step()
+    assert [header.opcode for header, _ in stage.received(0)] == [Opcode.ACCEPT]
+    stage.scheduler.receive(0)
+    stage.control(Suspended())
+    stage.server._link.tick(1.0)
+    said = [decode_control(each.frames[0]) for each in stage.scheduler.receive(0)]
+    assert stage.registered in said  # the same process at the same address
+    assert Heartbeat() in said  # of no generation
+    stage.push(1, 10, 20)  # late, of the first one
+    stage.step()
+    servers = (ServerInfo(0, "tcp://127.0.0.1:1", "host", 1, 600),)
+    stage.control(Welcome(job=JOB + 1, epoch=2, rank=0, participants=PARTICIPANTS, servers=servers))
+    stage.push(1, 10, 20)  # later still
+    stage.step()
+    assert stage.received(0) == stage.received(1) == []
+    for rank in range(2):
+        stage.push(rank, 100, 200, job=JOB + 1, epoch=2)
+    stage.step()
+    for rank in range(2):
+        header, payload = stage.received(rank)[-1]
+        assert (header.opcode, header.detail, header.job, header.epoch) == (Opcode.RESULT, 2, JOB + 1, 2)
+        assert np.frombuffer(payload, np.float32).tolist() == [200, 400]
 
 
 def stages(stage: Stage) -> dict[str, tuple[int, float]]:

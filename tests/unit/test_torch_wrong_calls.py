@@ -37,6 +37,9 @@ def parameter(tensor: Any) -> Any:
     return tensor.detach().requires_grad_(tensor.is_floating_point() or tensor.is_complex())
 
 
+_one_at_a_time = threading.Lock()
+
+
 def optimize(tensor: Any, word: str) -> bps.SynchronizedOptimizer:
     leaf = parameter(tensor)
     optimizer = bps.DistributedOptimizer(torch.optim.SGD([leaf], lr=1.0), [(word, leaf)])
@@ -75,6 +78,12 @@ class Bucket:
 
 def hook(tensor: Any, word: str) -> object:
     return bps.comm_hook(bps.CommHookState(name=word), Bucket(tensor)).wait()
+
+
+def come_back() -> None:
+    with _one_at_a_time:
+        bps.suspend()
+        bps.resume(1, 1)
 
 
 def handled(call: Callable[[int], object]) -> Callable[[Any, str], object]:
@@ -117,10 +126,12 @@ TABLE: dict[str, Row] = {
     "push_pull_group_sync_inplace": Row(group, sums=True, carries=True),
     "push_pull_inplace": tensor_row(bps.push_pull_inplace),
     "rank": plain_row(bps.rank),
+    "resume": plain_row(come_back),
     "shutdown": plain_row(bps.shutdown, needs_session=False),
     "size": plain_row(bps.size),
     "stats": plain_row(bps.stats),
     "step": plain_row(bps.step),
+    "suspend": plain_row(come_back),
     "synchronize": Row(handled(bps.synchronize), sums=True, carries=True, handle=True),
 }
 
