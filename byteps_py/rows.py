@@ -90,8 +90,8 @@ def push_pull_rows(
     :func:`~byteps_py.operations.synchronize` in one, with the arguments and errors of both.
 
     Returns:
-        New arrays: the indices that some worker named, each once and in rising order, shape ``(n,)``; and their sums,
-        shape ``(n, ...)``, of the dtype of ``values``.
+        The indices that some worker named, each once and in rising order, shape ``(n,)``, and their sums, shape
+        ``(n, ...)``, of the dtype of ``values``; both arrays are new.
     """
     handle = push_pull_rows_async(indices, values, rows, name, op, priority=priority, version=version)
     found: tuple[npt.NDArray[np.int64], npt.NDArray[Any]] = handles.finish(handle)

@@ -184,3 +184,14 @@ def test_network(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", [("--mbit", "0"), ("--layout", "ring"), ("--workers", "1"), ("--servers", "0")])
 def test_network_refuses(tmp_path: Path, words: tuple[str, ...]) -> None:
     run(tmp_path, "network", *words, status=2)
+
+
+def test_sparse(tmp_path: Path) -> None:
+    words = ("--rows", "5000", "--width", "8", "--rounds", "2", "--transport", "tcp")
+    out, found = run(tmp_path, "sparse", *words)
+    assert "the results are equal, bit for bit" in out
+    assert found["rows"]["sent"] >= 50 * (8 * 4 + 8)
+    assert found["dense"]["sent"] >= 5000 * 8 * 4
+    assert 0 < found["bytes_ratio"] < 0.05
+    assert len(found["rows"]["all_seconds"]) == 2
+    assert found["environment"]["cores"] >= 1

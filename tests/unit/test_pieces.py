@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 
 from byteps_py import kernels
 from byteps_py.roles.pending import Pending
 from byteps_py.roles.pieces import Pieces
-from byteps_py.roles.tensors import Tensor, TensorOperation
+from byteps_py.roles.rows import Rows
+from byteps_py.roles.tensors import Tensor, TensorOperation, rows_operation
 from byteps_py.transport.loopback import LoopbackNetwork
 from byteps_py.types import DType, Operation, Partition, TensorSpec, make_key
 
@@ -84,3 +87,16 @@ def test_what_was_copied_before_is_pushed_from_there() -> None:
     mine.finished(staged, BACK.key)
     assert staged.contributes
     assert not operation().contributes
+
+
+def test_rows_are_packed_once_for_each_partition() -> None:
+    spec = TensorSpec("w", DType.FLOAT32, (3, 2))
+    rows = Rows(np.array([0, 1]), np.array([[1, 2], [3, 4]], np.float32))
+    made = rows_operation(Tensor(spec), Pending(spec, np.empty(0, np.float32)), rows, Operation.SUM, 0, 0)
+    mine = pieces()
+    front, back = (mine.payload(made, each, LANE) for each in (FRONT, BACK))
+    assert bytes(front) == struct.pack("<2Q2q4f", 2, 2, 0, 1, 1, 2, 3, 4)
+    assert bytes(back) == struct.pack("<2Q", 0, 2), "a row belongs to where it begins"
+    assert mine.payload(made, FRONT, LANE).obj is front.obj, "what is pushed again is the same memory"
+    mine.finished(made, FRONT.key)
+    assert FRONT.key not in made.pieces

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,7 @@ from byteps_py.errors import RemoteProtocolError
 from byteps_py.roles.engine import INLINE_BYTES
 from byteps_py.types import DType, Operation, make_key, make_tensor_id
 from byteps_py.wire.bundle import BUNDLE_KEY
-from byteps_py.wire.header import RANK_ENTRY, Opcode
+from byteps_py.wire.header import RANK_ENTRY, ROWS_HEAD, Flag, Opcode
 from tests.helpers.rounds_stage import Item, RoundsStage, Stamp, floats
 
 A, B, C, D = (make_key(tensor, 0) for tensor in range(4))
@@ -659,3 +660,36 @@ def test_any_grouping_and_order_gives_the_bits_of_single_pushes(seed: int, kerne
     assert run(job, together, contributions, bundled=True) == expected
     alone.close()
     together.close()
+
+
+class TestRows:
+    """A PUSH of rows is checked before it counts."""
+
+    @staticmethod
+    def payload(*indices: int) -> bytes:
+        values = np.arange(2 * len(indices), dtype=np.float32)
+        return ROWS_HEAD.pack(len(indices), 2) + np.array(indices, np.int64).tobytes() + values.tobytes()
+
+    def push(self, stage: RoundsStage, rank: int, payload: bytes, stamp: Stamp | None = None) -> None:
+        fields = {"flags": Flag.WANT_RESULT | Flag.ROWS, "count": 20}
+        frame = memoryview(payload) if stamp is not None else memoryview(bytearray(payload))
+        stage.send(rank, Opcode.PUSH, frame, stamp=stamp, key=D, round=1, **fields)
+
+    @pytest.mark.parametrize("indices", [(1, 1), (2, 1), (-1,), (10,)], ids=str)
+    def test_wrong_indices_change_nothing(self, stage: RoundsStage, indices: tuple[int, ...]) -> None:
+        with pytest.raises(RemoteProtocolError, match="PUSH of rows"):
+            self.push(stage, 0, self.payload(*indices))
+        self.push(stage, 0, self.payload(0, 9))
+        self.push(stage, 1, self.payload(0))
+        (answer,) = [each for each in stage.received(1) if each.opcode is Opcode.RESULT]
+        assert answer.payload == (ROWS_HEAD.pack(2, 2) + struct.pack("<2q", 0, 9) + struct.pack("<4f", 0, 2, 2, 3))
+
+    def test_rows_that_are_not_as_long_as_they_say(self, stage: RoundsStage) -> None:
+        for payload in (self.payload(1)[:-1], ROWS_HEAD.pack(2**60, 2), ROWS_HEAD.pack(0, 0)):
+            with pytest.raises(RemoteProtocolError, match="rows"):
+                self.push(stage, 0, payload)
+
+    def test_rows_that_their_worker_has_changed_have_no_result(self, stage: RoundsStage) -> None:
+        self.push(stage, 0, self.payload(0, 9), Stamp(looks=1))
+        self.push(stage, 1, self.payload(0))
+        assert opcodes(stage, 1)[-1] is Opcode.REJECT
