@@ -91,17 +91,17 @@ class ParameterExchange:
         number = _numbering.next(session)
         self._prefix = f"AsyncParam{number}."
         self._register(session, groups)
+        self._number, self._owner = number, owner
+        self._generation = Generation(session, self._ask)
 
-        def ask(here: _session.Session) -> Agreement:
-            return Agreement(
-                here,
-                f"the parameters of asynchronous optimizer {number or 1}",
-                [owner, *(f"{each.label} ({each.spec.describe()})" for each in self._slots.values())],
-                "Make each DistributedOptimizer in the same order and of the same parameters on every worker; "
-                "named_parameters tells apart those that look alike.",
-            )
-
-        self._generation = Generation(session, ask)
+    def _ask(self, session: _session.Session) -> Agreement:
+        return Agreement(
+            session,
+            f"the parameters of asynchronous optimizer {self._number or 1}",
+            [self._owner, *(f"{each.label} ({each.spec.describe()})" for each in self._slots.values())],
+            "Make each DistributedOptimizer in the same order and of the same parameters on every worker; "
+            "named_parameters tells apart those that look alike.",
+        )
 
     def add_names(self, named_parameters: Iterable[tuple[str, torch.Tensor]], group: dict[str, Any]) -> None:
         """Name the parameters of a group before it is added.

@@ -16,11 +16,12 @@ class Generation:
 
     Args:
         session: the first.
-        ask: asks in a session whether all workers mean the same.
+        ask: a method that asks in a session whether all workers mean the same; its object is not kept alive by this.
     """
 
     def __init__(self, session: Session, ask: Callable[[Session], Agreement]) -> None:
-        self._ask = ask
+        # Else the object would live on until garbage is collected, and its hooks with it.
+        self._ask = weakref.WeakMethod(ask)
         self._session = weakref.ref(session)
         self._agreement: Agreement | None = ask(session)
 
@@ -28,8 +29,10 @@ class Generation:
         """Whether ``session`` is another one than in the last call; then all are asked anew."""
         if self._session() is session:
             return False
+        ask = self._ask()
+        assert ask is not None  # it is what calls this
         self._session = weakref.ref(session)
-        self._agreement = self._ask(session)
+        self._agreement = ask(session)
         return True
 
     def check(self) -> None:

@@ -33,6 +33,7 @@ from byteps_py import session as _session
 from byteps_py.errors import BytePSError
 from byteps_py.operations import Numbering
 from byteps_py.torch import homes
+from byteps_py.torch.agreement import Agreement
 from byteps_py.torch.alike import ask_alike, average_loss
 from byteps_py.torch.claims import check_kept, claim, release
 from byteps_py.torch.compression import Compressor
@@ -123,10 +124,13 @@ class GradientExchange:
         self._gathered_bytes = 0
         session = _session.current()
         number = self.number = _numbering.next(session)
-        self._prefix = f"Gradient{number}."
+        self._prefix, self._owner = f"Gradient{number}.", owner
         self._loss = TensorSpec(f"Loss{number}", DType.FLOAT64, (1,))
         self._register(session, groups)
-        self._generation = Generation(session, lambda here: ask_alike(here, number, owner, self._slots.values()))
+        self._generation = Generation(session, self._ask)
+
+    def _ask(self, session: _session.Session) -> Agreement:
+        return ask_alike(session, self.number, self._owner, self._slots.values())
 
     def _here(self) -> _session.Session:
         """The session. After a resume() steps count anew, as those of workers that have come by it.

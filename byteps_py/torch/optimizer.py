@@ -283,10 +283,9 @@ def DistributedOptimizer(
 
     Gradients are pushed while the backward pass is still running, several at a time; the last few, less than 4 MiB, by
     ``synchronize()``.  Gradients on a GPU are copied to the host and back on a side stream; when ``synchronize()``
-    returns, what follows in the current stream sees the average.
-
-    A sparse gradient, as of ``nn.Embedding(sparse=True)``, is pushed as rows, and its average is a sparse tensor of the
-    rows that any worker has.  Of one parameter they are sparse on all workers that have one, or dense on all.
+    returns, what follows in the current stream sees the average.  A sparse gradient, as of
+    ``nn.Embedding(sparse=True)``, is pushed as rows, and its average is a sparse tensor of the rows that any worker
+    has; of one parameter they are sparse on all workers that have one, or dense on all.
 
     The optimizer keeps its state, its groups and its class (it becomes an instance of a subclass of it), so
     learning-rate schedulers, made before or after, ``GradScaler``, hooks, ``state_dict()`` and ``isinstance`` work as
@@ -300,7 +299,7 @@ def DistributedOptimizer(
     see docs/asynchronous.md. ``BYTEPS_ASYNC_MAX_STALENESS=0`` is training as without it.
 
     Args:
-        optimizer: changed in place.
+        optimizer: changed in place, and returned.
         named_parameters: such as ``model.named_parameters()``: names for messages, and the order of the model, whose
             front gets the higher priority. Without it parameters are called as the optimizer calls them, if it was
             made from named parameters, or ``noname.0``, ``noname.1`` ...
@@ -313,9 +312,6 @@ def DistributedOptimizer(
             next one comes keeps its memory. After a fork such gradients are None in the child. False leaves gradients
             where they are.
         nccl: refused: GPUs of one machine are not reduced over NCCL before their gradients are pushed.
-
-    Returns:
-        ``optimizer``.
 
     Raises:
         ValueError: names are missing or doubled; the optimizer is distributed already, or its parameters are averaged

@@ -48,7 +48,13 @@ def random_job(
     }
     members = {tensor: groups.get(group_of(make_key(tensor, 0)), range(num_workers)) for tensor in tensors}
     calls = [
-        Call(tensor, chance.choice(list(Operation)), step, chance.choice(members[tensor]), -tensor)
+        Call(
+            tensor,
+            chance.choice([each for each in Operation if not each.is_asynchronous]),
+            step,
+            chance.choice(members[tensor]),
+            -tensor,
+        )
         for step in range(4)
         for tensor in tensors
     ]

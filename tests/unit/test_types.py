@@ -84,7 +84,9 @@ class TestDType:
 
 
 def test_operations() -> None:
-    assert [(each.name, each.value) for each in Operation] == [("SUM", 1), ("AVERAGE", 2), ("BROADCAST", 3)]
+    names = ["SUM", "AVERAGE", "BROADCAST", "SEED", "DIFFERENCE"]
+    assert [(each.name, each.value) for each in Operation] == [(name, place) for place, name in enumerate(names, 1)]
+    assert [each.name for each in Operation if each.is_asynchronous] == ["SEED", "DIFFERENCE"]
 
 
 def test_roles_are_spelt_as_in_the_environment() -> None:
