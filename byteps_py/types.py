@@ -159,8 +159,8 @@ class Operation(enum.IntEnum):
     SEED = 4
     """The same; and the servers hold it from then on, for DIFFERENCE. In asynchronous training only."""
     DIFFERENCE = 5
-    """The contribution is added to what the servers hold, and that is the result, as it is then. Nobody waits for others,
-    and rounds are counted for each worker by itself."""
+    """The contribution is added to what the servers hold, and that is the result, as it is then. Nobody waits for
+    others, and rounds are counted for each worker by itself."""
 
     @property
     def is_asynchronous(self) -> bool:
