@@ -191,8 +191,8 @@ class Session:
             raise objection
         if isinstance(source, Rows):
             raise UnsupportedError(
-                f"tensor {spec.name!r}: rows can be summed or averaged, and not be pushed by {operation.name}: push all "
-                "elements"
+                f"tensor {spec.name!r}: rows can be summed or averaged, and not be pushed by {operation.name}: push "
+                "all elements"
             )
 
     def empty(self, shape: Sequence[int] | int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
@@ -237,6 +237,7 @@ class Session:
     def suspend(self) -> None:
         """Leave this generation of the job; see :func:`byteps_py.suspension.suspend`."""
         self._worker.suspend()
+        self._tell_staleness()
         self.lineage.resumes = True
         if self._recorder is not None:
             self._recorder.close()
@@ -260,9 +261,12 @@ class Session:
         finally:
             if self._farewell is not None:
                 self._farewell.close()
-            if text := self._worker.asynchrony.describe():
-                _log.info("%s", text)
+            self._tell_staleness()
             self._worker.close(failure)
+
+    def _tell_staleness(self) -> None:
+        if text := self._worker.asynchrony.describe():
+            _log.info("%s", text)
 
 
 holder: Final[Holder[Session]] = Holder()
