@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from byteps_py.errors import UnsupportedError
 from byteps_py.roles.farewell import Farewell
 from byteps_py.roles.groups import KnownGroups
 from byteps_py.roles.holder import Holder
@@ -160,7 +161,7 @@ class Session:
         Raises:
             AgreementError: the name has another dtype, shape or group in this process.
             UnsupportedError: the name or the shape is impossible; or it is a SEED or a DIFFERENCE, and the job is not
-                asynchronous.
+                asynchronous; or it is no sum, and ``source`` is rows.
             TypeError: ``root``, ``priority`` or ``step`` is no whole number.
             ValueError: there is no worker ``root`` (in the group), ``step`` is no number from 0 to 2**64 - 1, or this
                 process has not formed the group.
@@ -170,8 +171,8 @@ class Session:
             operation = Operation(operation)
         if not type(root) is type(priority) is type(step) is int:
             root, priority, step = operator.index(root), operator.index(priority), operator.index(step)
-        if operation > Operation.BROADCAST and (objection := self._worker.asynchrony.objection(operation)) is not None:
-            raise objection
+        if operation > Operation.AVERAGE:
+            self._check_no_sum(spec, source, operation)
         if not 0 <= root < self.size:
             raise ValueError(f"root {root} is not a worker: ranks are 0 to {self.size - 1}")
         if not 0 <= step <= _LAST_STEP:
@@ -179,6 +180,20 @@ class Session:
         if spec.group:
             self._groups.check(spec, operation, root)
         return self._submit(spec, source, output, operation, root=root, priority=priority, step=step)
+
+    def _check_no_sum(self, spec: TensorSpec, source: npt.NDArray[Any] | Rows | None, operation: Operation) -> None:
+        """Whether this job can do ``operation``, and with rows.
+
+        Raises:
+            UnsupportedError: no.
+        """
+        if (objection := self._worker.asynchrony.objection(operation)) is not None:
+            raise objection
+        if isinstance(source, Rows):
+            raise UnsupportedError(
+                f"tensor {spec.name!r}: rows can be summed or averaged, and not be pushed by {operation.name}: push "
+                "all elements"
+            )
 
     def empty(self, shape: Sequence[int] | int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
         """A writable C-contiguous array of any content; pushes of it, and of parts of it that are C-contiguous, need
@@ -222,6 +237,7 @@ class Session:
     def suspend(self) -> None:
         """Leave this generation of the job; see :func:`byteps_py.suspension.suspend`."""
         self._worker.suspend()
+        self._tell_staleness()
         self.lineage.resumes = True
         if self._recorder is not None:
             self._recorder.close()
@@ -245,9 +261,12 @@ class Session:
         finally:
             if self._farewell is not None:
                 self._farewell.close()
-            if text := self._worker.asynchrony.describe():
-                _log.info("%s", text)
+            self._tell_staleness()
             self._worker.close(failure)
+
+    def _tell_staleness(self) -> None:
+        if text := self._worker.asynchrony.describe():
+            _log.info("%s", text)
 
 
 holder: Final[Holder[Session]] = Holder()

@@ -6,6 +6,8 @@ plugins have made.  See docs/elastic.md.  All functions may be called by any thr
 
 from __future__ import annotations
 
+import gc
+
 from byteps_py.roles.joining import rejoin
 from byteps_py.session import Session, holder
 
@@ -24,6 +26,10 @@ def suspend() -> None:
         JobAborted, TransportTimeout: the job has ended, or workers have not come within ``BYTEPS_STALL_TIMEOUT``.
     """
     holder.suspend()
+    # What is over refers to itself, and to memory that servers read: as much as a model, and more each time.  The first
+    # of the two puts the parts of that memory back into it.
+    for _ in range(2):
+        gc.collect()
 
 
 def resume(num_workers: int, num_servers: int, global_rank: int | None = None) -> None:

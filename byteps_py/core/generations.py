@@ -16,6 +16,9 @@ its workers    *resting*, as far as they have suspended     they register for th
 The first registration of anybody else begins the next generation, with the counts that it names; the others must name
 the same.  Surplus servers stay in reserve, lacking ones are waited for as at the start of a job.
 
+If all who have come for a generation go before it is complete, as by Ctrl-C in ``resume()``, there was none: the next
+one to come says how large it is.
+
 A suspended job ends in order when all resting workers have ended, or when nobody has come within the start timeout.  A
 launcher that vouches for workers keeps it waiting.  A process that registers while some have suspended and others work
 on is early: it is heard when the generation is over.
@@ -25,17 +28,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Final
 
 import msgspec
 
 from byteps_py.core.actions import Action, Log, Send, Stop
 from byteps_py.core.census import Census
+from byteps_py.core.early import Early
 from byteps_py.core.job import EPOCH
 from byteps_py.core.launches import HOLD_SECONDS, ending
-from byteps_py.core.liveness import Liveness, Reminder
+from byteps_py.core.liveness import Reminder
 from byteps_py.core.membership import Membership, State
 from byteps_py.core.places import Member, is_same_process
+from byteps_py.core.reserve import Reserve
 from byteps_py.core.strangers import Strangers
 from byteps_py.core.veterans import Veteran, Veterans
 from byteps_py.types import Role
@@ -53,13 +57,9 @@ from byteps_py.wire.control import (
     Suspended,
     Vouch,
     Vouched,
-    Waiting,
 )
 
 __all__ = ["Generations"]
-
-_MOST: Final = 65536
-"""Most early processes that are remembered."""
 
 
 class Generations:
@@ -94,13 +94,14 @@ class Generations:
         self._epoch = EPOCH
         self._current = self._make(num_worker, num_server)
         self._strangers = Strangers(job_id, 0, scheduler)  # while the job is suspended
-        self._liveness = Liveness(lost_timeout)  # of the reserve
-        self._reserve: dict[bytes, Member] = {}
-        self._ready: set[bytes] = set()
+        self._reserve = Reserve(lost_timeout)
         self._resting: dict[bytes, Member] = {}
+        self._resumed: dict[bytes, Member] = {}  # those that do not rest any more, as long as the generation gathers
+        self._over: Membership | None = None  # the generation before the one that gathers
+        self._reused: set[bytes] = set()  # servers of the one that gathers that were in reserve
         self._veterans = Veterans()
         self._past: dict[bytes, int] = {}  # the ranks of earlier workers, by the names of connections that they had
-        self._early: dict[bytes, Register] = {}
+        self._early = Early(job_id, scheduler)
         self._reminder: Reminder | None = None  # of the wait for the next generation
         self._alone_since: float | None = None  # no worker rests any more
         self._vouched: float | None = None
@@ -136,22 +137,20 @@ class Generations:
         if isinstance(message, ChildEnded) and (veteran := self._veteran(message)) is not None:
             return self._veteran_ended(now, peer, veteran, message)
         if isinstance(message, Register):
-            self._resting = {
-                each: member
-                for each, member in self._resting.items()
-                if not is_same_process(member.process, message.process)
-            }
+            for each, member in list(self._resting.items()):
+                if is_same_process(member.process, message.process):
+                    self._resumed[each] = self._resting.pop(each)
         if self.state is State.SUSPENDED:
             return self._while_suspended(now, peer, message)
-        if self._is_early(peer, message):
-            return self._keep_early(peer, message)
+        if self._early.is_meant(peer, message, self._current):
+            return self._early.keep(peer, message)
         return self._follow(now, self._current.receive(now, peer, message))
 
     def tick(self, now: float, running: Collection[bytes] = ()) -> list[Action]:
         """Decide about the time that has passed; call it every second."""
         actions: list[Action] = []
         if self.state is not State.ENDING:
-            for silence in self._liveness.check(now, running):
+            for silence in self._reserve.liveness.check(now, running):
                 heard = f"not been heard from for {silence.seconds:.0f} s"
                 if silence.lost:
                     actions += self._drop(silence.peer, f"is lost: it has {heard}")
@@ -163,8 +162,8 @@ class Generations:
 
     def silent(self, now: float) -> list[tuple[bytes, ProcessInfo]]:
         """The members that have been silent for a while, and their processes."""
-        silent = self._liveness.silent(now)
-        reserve = [(peer, each.process) for peer, each in self._reserve.items() if peer in silent]
+        silent = self._reserve.liveness.silent(now)
+        reserve = [(peer, self._reserve[peer].process) for peer in self._reserve if peer in silent]
         return reserve if self.state is State.SUSPENDED else [*self._current.silent(now), *reserve]
 
     def told_to_end(self, now: float, reason: str, grace: float) -> list[Action]:
@@ -197,7 +196,8 @@ class Generations:
     def members(self) -> list[tuple[bytes, ProcessInfo, str]]:
         """``(peer, process, description)`` of everyone who is registered and has not left; in a suspended job, also of
         the workers that may resume it."""
-        apart = {**self._reserve, **(self._resting if self._awaits_resting else {})}
+        apart = {peer: self._reserve[peer] for peer in self._reserve}
+        apart |= self._resting if self._awaits_resting else {}
         found = [(peer, each.process, each.describe()) for peer, each in apart.items()]
         return found + [each for each in self._current.members() if each[0] not in apart]
 
@@ -222,25 +222,46 @@ class Generations:
             return actions + self._suspend(now)
         if any(isinstance(each, Stop) for each in actions):
             return self._tell_reserve(actions)
+        if self.state is State.GATHERING and self._over is not None and self._is_deserted:
+            return actions + self._return(now, self._over)
         return actions + self._fill(now)
 
-    def _suspend(self, now: float) -> list[Action]:
+    @property
+    def _is_deserted(self) -> bool:
+        """Whether nobody is there of those that have named, or agreed with, the counts of a generation."""
+        return all(each.peer in self._reused for each in self._current.roster)
+
+    def _return(self, now: float, former: Membership) -> list[Action]:
+        """Whoever has begun the generation that gathers is gone: the next one to come may name other counts."""
+        for each in list(self._current.roster):
+            self._reserve.add(now, each)
+            self._reserve.make_ready(each.peer)
+        self._current, self._over = former, None
+        self._epoch -= 1  # nobody has heard of it
+        self._resting |= self._resumed
+        self._resumed, self._reused = {}, set()
+        self._wait_for_next(now)
+        return [Log("info", "nobody is left of those that had called resume(): the job is suspended as before")]
+
+    def _wait_for_next(self, now: float) -> None:
         self._reminder = Reminder(now, calm_after=60.0)
+        self._alone_since = self._vouched = None
+
+    def _suspend(self, now: float) -> list[Action]:
+        self._wait_for_next(now)
         workers, servers = self._current.survivors()
         self._veterans.add(self._current.cast())
         self._past = self._current.ranks()
         self._resting = {each.peer: each for each in workers}
+        self._resumed, self._reused = {}, set()
         for each in servers:
-            self._reserve[each.peer] = each
-            self._liveness.seen(each.peer, now)
-        self._alone_since = self._vouched = None
+            self._reserve.add(now, each)
         limit = f", within BYTEPS_START_TIMEOUT={self._start_timeout:g} s" if self._start_timeout else ""
         text = f"all workers have suspended the job (generation {self._epoch}): waiting for resume(){limit}"
         actions: list[Action] = [Log("info", text)]
         if self._told:
             return actions + self._finish(self._told)
-        early, self._early = self._early, {}
-        for peer, register in early.items():
+        for peer, register in self._early.take().items():
             actions += self.receive(now, peer, register)
         return actions
 
@@ -255,6 +276,7 @@ class Generations:
             return self._strangers.refuse(member, text, settings=True)
         self._epoch += 1
         self._reminder = None
+        self._over = self._current
         self._current = self._make(message.num_worker, message.num_server, asked_by=member.describe())
         counts = f"DMLC_NUM_WORKER={message.num_worker}, DMLC_NUM_SERVER={message.num_server}"
         begun = Log("info", f"generation {self._epoch} of the job gathers, with {counts} as {member.describe()} has it")
@@ -264,18 +286,16 @@ class Generations:
         """Take servers out of the reserve while the generation lacks some."""
         actions: list[Action] = []
         roster = self._current.roster
-        while self.state is State.GATHERING and roster.servers < roster.num_server and self._ready:
-            peer = next(each for each in self._reserve if each in self._ready)
-            member = self._take(peer)
+        while self.state is State.GATHERING and roster.servers < roster.num_server:
+            peer = self._reserve.first_ready()
+            if peer is None:
+                break
+            member = self._reserve.take(peer)
+            self._reused.add(peer)
             counts = {"num_worker": roster.num_worker, "num_server": roster.num_server}
             register = msgspec.structs.replace(member.register, **counts)
             actions += self._current.receive(now, peer, register)
         return self._tell_reserve(actions) if any(isinstance(each, Stop) for each in actions) else actions
-
-    def _take(self, peer: bytes) -> Member:
-        self._liveness.forget(peer)
-        self._ready.discard(peer)
-        return self._reserve.pop(peer)
 
     # While the job is suspended.
 
@@ -324,20 +344,20 @@ class Generations:
         member = self._reserve[peer]
         if self.state is State.ENDING:
             return [each for each in self.say_end_again() if isinstance(each, Send) and each.peer == peer]
-        self._liveness.seen(peer, now)
+        self._reserve.liveness.seen(peer, now)
         if isinstance(message, Bye):
             return self._drop(peer, message.reason or "has left")
         if isinstance(message, Heartbeat):
             reply: list[Action] = [Send(peer, HeartbeatReply(self._scheduler))]
-            return [*reply, Send(peer, Suspended())] if message.job and peer not in self._ready else reply
+            return [*reply, Send(peer, Suspended())] if message.job and not self._reserve.is_ready(peer) else reply
         if isinstance(message, Register) and message.incarnation == member.register.incarnation:
-            self._ready.add(peer)
+            self._reserve.make_ready(peer)
             return self._fill(now)
         return []
 
     def _drop(self, peer: bytes, what: str) -> list[Action]:
         """A server in reserve is gone; nobody needs it now."""
-        name = self._take(peer).describe()
+        name = self._reserve.take(peer).describe()
         text = f"{name} {what}; it was in reserve, and another server may take its place"
         return [Log("warning", text), Send(peer, Refused(text))]
 
@@ -366,21 +386,6 @@ class Generations:
             text = f"{veteran.name}, which was in an earlier generation of the job, has ended: {how}"
             actions.append(Log("warning", text))
         return actions
-
-    def _is_early(self, peer: bytes, message: ControlMessage) -> bool:
-        if peer in self._early:
-            return True
-        is_new = isinstance(message, Register) and message.job_id == self._job_id and not self._current.knows(peer)
-        return is_new and self._current.is_closing and len(self._early) < _MOST
-
-    def _keep_early(self, peer: bytes, message: ControlMessage) -> list[Action]:
-        if isinstance(message, Register):
-            self._early[peer] = message
-            return [Send(peer, Waiting("waiting until all workers of the job have called suspend()"))]
-        if isinstance(message, Bye):
-            del self._early[peer]
-            return [Send(peer, Refused(message.reason or "has left"))]
-        return [Send(peer, HeartbeatReply(self._scheduler))] if isinstance(message, Heartbeat) else []
 
     def _tell_reserve(self, actions: list[Action], *, has_ended: bool = False) -> list[Action]:
         """If the job has ended, servers in reserve and early processes are told, too."""

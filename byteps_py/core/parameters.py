@@ -33,6 +33,7 @@ The rounds of a participant at a key, of which the last that was counted is r::
 
     push r + 1                            counted, see above
     push r, or earlier                    Accept; and the answer again, if it is of r and was given
+    push r + 1, but r is not answered     Reject
     push beyond r + 1                     Reject
     pull r, answered                      the same answer again
     pull r, not answered                  Accept: it will be answered; :meth:`Parameters.missing` says for whom it waits
@@ -179,8 +180,9 @@ class Parameters:
         member = store.of[rank]
         if round <= member.round:
             return [Accept(rank, key, round), *self._again(key, rank, member, contribution)]
-        if round > member.round + 1:
-            return [Reject(rank, key, round, rejections.ahead(rank, round, member.round + 1))]
+        open_round = member.round + (member.way is _Way.ANSWERED)  # who has no answer yet has no next round either
+        if round > open_round:
+            return [Reject(rank, key, round, rejections.ahead(rank, round, open_round))]
         objection = self._objection(store, contribution)
         if objection is not None:
             member.round, member.way = round, _Way.COUNTED

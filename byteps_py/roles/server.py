@@ -332,7 +332,7 @@ class Server:
         )
         if settings.record is not None:
             self._record(welcome, self._rounds, team)
-        early, self._early = self._early, []
+        early, self._early, self._early_bytes = self._early, [], 0
         arrived = time.monotonic()
         for message in early:
             self._receive_data(message, arrived)

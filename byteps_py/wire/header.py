@@ -262,6 +262,7 @@ _LISTS: Final = {Opcode.ACCEPT: ACCEPT_ENTRY.size, Opcode.WAITING: RANK_ENTRY.si
 """Bytes of an entry."""
 _PUSH: Final = Opcode.PUSH
 _BROADCAST: Final = Operation.BROADCAST
+_SUMS: Final = frozenset((Operation.SUM, Operation.AVERAGE))
 _HALVES: Final = frozenset((DType.FLOAT16, DType.BFLOAT16))
 _WIDE_BYTES: Final = DType.FLOAT32.itemsize
 _WITHOUT_ROUND: Final = Opcode.ACCEPT
@@ -293,7 +294,7 @@ def _problem(header: Header) -> str | None:
             return problem
     elif header.detail > _DETAIL_OF.get(opcode, 0):
         return f"{opcode.name} must not carry the detail {header.detail}"
-    if int(header.flags) & _ROWS and (int(header.flags) & _ABSENT or header.operation is _BROADCAST):
+    if int(header.flags) & _ROWS and (int(header.flags) & _ABSENT or header.operation not in _SUMS):
         return f"{opcode.name} of rows for {header.operation.name} with flags {int(header.flags):#04x}"
     if header.codec:
         return f"unknown codec {header.codec}"

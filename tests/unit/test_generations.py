@@ -246,6 +246,38 @@ class TestTheNextGeneration:
         actions = job.tick(123.0)
         assert "waiting 121 s for 1 of 2 workers; servers 2/3" in stop(actions).reason
 
+    def test_who_gives_resume_up_leaves_the_numbers_to_the_next(self) -> None:
+        job = suspended()
+        first = again(WORKERS[0], 1, 5, 2)
+        register(job, first, 2.0)
+        assert job.state is State.GATHERING
+        actions = job.receive(3.0, first.peer, Bye("gave init() up"))
+        assert set(sent(actions, Refused)) == {first.peer}
+        assert "the job is suspended as before" in logged(actions)
+        assert (job.state, job.census(3.0).servers) == (State.SUSPENDED, 2)
+        for now in range(4, 30):  # it has not ended, and may call resume() once more
+            for each in SERVERS:
+                job.receive(float(now), each.peer, Heartbeat())
+            assert not [each for each in job.tick(float(now)) if isinstance(each, Stop)]
+        actions = [*register(job, again(WORKERS[0], 2, 2, 1), 30.0), *register(job, again(WORKERS[1], 1, 2, 1), 31.0)]
+        welcomes = sent(actions, Welcome)
+        assert set(welcomes) == {b"w1-2", b"w2-1", b"s8"}
+        assert {(each.epoch, each.job) for each in welcomes.values() if isinstance(each, Welcome)} == {(2, 73)}
+
+    def test_who_is_still_there_keeps_the_numbers(self) -> None:
+        job = suspended()
+        for each in WORKERS[:2]:
+            register(job, again(each, 1, 3, 2), 2.0)
+        job.receive(3.0, b"w1-1", Bye())
+        assert job.state is State.GATHERING
+        assert "DMLC_NUM_WORKER is 3" in stop(register(job, again(WORKERS[0], 2, 2, 1), 4.0)).reason
+
+    def test_one_that_cannot_be_a_member_begins_nothing(self) -> None:
+        job = suspended()
+        nowhere = counted(server(10, "host-c"), 7, 7, address="")
+        assert set(sent(register(job, nowhere, 2.0), Refused)) == {nowhere.peer}
+        assert job.state is State.SUSPENDED
+
     def test_a_process_of_another_job_begins_nothing(self) -> None:
         job = suspended()
         assert set(sent(register(job, again(WORKERS[0], 1, 1, 1, job_id="other")), Refused)) == {b"w1-1"}

@@ -257,6 +257,20 @@ class TestRepetitions:
         assert "round 3 while round 2 is open" in reason(seeded().push(contribution(1, 3, "d")))
         assert "counted from 1" in reason(seeded().push(contribution(1, 0, "d")))
 
+    def test_a_push_before_the_answer_to_the_last_one_is_refused(self) -> None:
+        parameters = Parameters(table(2), bound=1)
+        parameters.push(contribution(1, 1, None))
+        assert "round 2 while round 1 is open" in reason(parameters.push(contribution(1, 2, "too early")))
+        (_, action) = parameters.push(contribution(0, 1, "weights"))
+        assert isinstance(action, Sum)
+        assert action.sources == ("weights",)
+        parameters.summed(KEY, 1, "seed")
+        for round in (2, 3):
+            parameters.push(contribution(0, round, "d"))
+            parameters.summed(KEY, round, f"store {round}")
+        assert "round 4 while round 3 is open" in reason(parameters.push(contribution(0, 4, "d")))
+        assert parameters.missing(KEY, 0) == (1,)
+
     def test_a_sum_that_nobody_asked_for_is_an_error(self) -> None:
         parameters = seeded()
         with pytest.raises(LocalProtocolError, match="sum 1 of key 7"):

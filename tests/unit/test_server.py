@@ -138,6 +138,7 @@ def test_it_forgets_a_generation_and_serves_the_next(stage: Stage) -> None:
     stage.step()
     servers = (ServerInfo(0, "tcp://127.0.0.1:1", "host", 1, 600),)
     stage.control(Welcome(job=JOB + 1, epoch=2, rank=0, participants=PARTICIPANTS, servers=servers))
+    assert stage.server._early_bytes == 0  # there is room for what comes before the next one
     stage.push(1, 10, 20)  # later still
     stage.step()
     assert stage.received(0) == stage.received(1) == []

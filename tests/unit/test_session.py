@@ -14,9 +14,11 @@ import pytest
 
 import byteps_py as bps
 from byteps_py import session
-from byteps_py.errors import NotInitializedError, SettingsError
+from byteps_py.errors import NotInitializedError, SettingsError, UnsupportedError
+from byteps_py.roles.rows import Rows
 from byteps_py.telemetry.recorder import Recorder
 from byteps_py.telemetry.stages import WORKER_STAGES
+from byteps_py.types import DType, Operation, TensorSpec
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +111,15 @@ def test_a_script_that_marks_its_steps_knows_better_than_an_optimizer() -> None:
         session.current().mark_step(automatic=True)
         bps.step(samples=16)
     assert (bps.stats()["steps"], bps.stats()["samples"]) == (2, 32)
+
+
+@pytest.mark.parametrize("operation", [Operation.BROADCAST, Operation.SEED, Operation.DIFFERENCE])
+def test_rows_are_summed_or_averaged_and_nothing_else(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> None:
+    bps.init()
+    monkeypatch.setattr(session.current()._worker.asynchrony, "is_on", True)
+    rows = Rows(np.array([1]), np.ones((1, 2), np.float32))
+    with pytest.raises(UnsupportedError, match=f"'table': rows can be summed or averaged, .* by {operation.name}"):
+        session.current().submit(TensorSpec("table", DType.FLOAT32, (3, 2)), rows, None, operation)
 
 
 def test_stats_need_a_session() -> None:

@@ -80,6 +80,8 @@ def test_a_sum_of_halves_is_in_float32() -> None:
     [
         {"flags": Flag.ROWS | Flag.ABSENT},
         {"operation": Operation.BROADCAST},
+        {"operation": Operation.SEED},
+        {"operation": Operation.DIFFERENCE},
         {"opcode": Opcode.PULL, "flags": Flag.ROWS, "length": 0},
     ],
     ids=str,
