@@ -335,14 +335,15 @@ def test_suspending_before_the_step_is_told(tmp_path: Path) -> None:
     body = (
         "import torch, byteps_py.torch as bps\n"
         "model = torch.nn.Linear(1100, 1000)\n"  # more than is gathered before it is pushed
-        "optimizer = bps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())\n"
-        "model(torch.ones(1, 1100)).sum().backward()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "optimizer = bps.DistributedOptimizer(optimizer, model.named_parameters(), backward_passes_per_step=2)\n"
+        "for _ in range(2): model(torch.ones(1, 1100)).sum().backward()\n"
         "bps.suspend()\n"
         "bps.resume(2, 1)\n"
         "try: optimizer.step()\n"
         "except bps_numpy.BytePSError as error: print(error)\n"
-        "optimizer.zero_grad()\n"
-        "model(torch.ones(1, 1100)).sum().backward()\n"
+        "model.zero_grad()\n"
+        "for _ in range(2): model(torch.ones(1, 1100)).sum().backward()\n"
         "optimizer.step()\n"
         "print('done')\n"
     )
