@@ -419,8 +419,10 @@ print('done')
 def test_an_optimizer_goes_on_in_a_new_generation(tmp_path: Path) -> None:
     """The servers hold nothing then, and begin with what worker 0 had last."""
     pytest.importorskip("torch", reason="torch is not installed")
-    with running(tmp_path, SUSPENDED, **ASYNC) as made:
+    with running(tmp_path, SUSPENDED, **ASYNC, BYTEPS_LOG_LEVEL="info") as made:
         assert set(made.wait(90).values()) == {0}, made.everything()
+        told = [made.output(f"worker{rank}").count("staleness of 4 differences") for rank in range(2)]
+        assert told == [2, 2], made.everything()  # of each generation
         assert all("done" in made.output(f"worker{rank}") for rank in range(2)), made.everything()
 
 
