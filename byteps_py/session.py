@@ -355,8 +355,8 @@ def stats() -> dict[str, Any]:
         passed, and ``seconds`` in sum; ``staleness`` of asynchronous training: a dict of ``count``, the differences
         that were added for this worker, and of ``mean`` and ``max``, the differences of others that each was computed
         without (a tensor of several partitions has one of each). All is the caller's own.
-        The stages are zero in a process that is a job of its own, and with ``BYTEPS_STAGE_TIMES=0``; the staleness is in
-        synchronous training.
+        The stages are zero in a process that is a job of its own, and with ``BYTEPS_STAGE_TIMES=0``; the staleness is
+        in synchronous training.
     """
     return current().stats()
 

@@ -245,6 +245,26 @@ def test_wrong_order_of_calls(tmp_path: Path) -> None:
     ]
 
 
+def test_who_was_alone_cannot_go_on_asynchronously() -> None:
+    """Its optimizers average gradients, and those of the others would push differences."""
+    body = (
+        "import byteps_py as bps, os\n"
+        "bps.init()\n"
+        "bps.suspend()\n"
+        "os.environ.update(DMLC_PS_ROOT_URI='127.0.0.1', DMLC_PS_ROOT_PORT='9', DMLC_ROLE='worker')\n"
+        "os.environ.update(BYTEPS_ENABLE_ASYNC='1', BYTEPS_START_TIMEOUT='5')\n"
+        "try: bps.resume(2, 1)\n"
+        "except bps.SettingsError as error: print(error)\n"
+        "bps.resume(1, 0)\n"
+        "print(bps.size())\n"
+    )
+    run = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, timeout=60, check=True)
+    said = run.stdout.splitlines()
+    assert "this process was a job of its own, which trains synchronously" in said[0]
+    assert "BYTEPS_FORCE_DISTRIBUTED=1" in said[0]
+    assert said[1:] == ["1"]
+
+
 @needs_torch
 def test_a_launch_of_which_one_worker_ends_and_two_go_on() -> None:
     command = [sys.executable, "-m", "byteps_py.launcher", "-n", "3", "-s", "2", "--", sys.executable, str(SCRIPT)]
