@@ -54,7 +54,7 @@ def push_pull_rows_async(
 
     Raises:
         UnsupportedError: the dtype cannot be summed, shapes do not fit, or there is another ``op``.
-        ValueError: an index is of no row; or ``version`` is too small or too large.
+        ValueError: an index is of no row; or ``rows`` or ``version`` is too small or too large.
         TypeError: ``rows``, ``priority`` or ``version`` is no whole number.
         AgreementError: the name had another dtype or shape before.
         JobAborted: the job has ended.
@@ -67,8 +67,10 @@ def push_pull_rows_async(
         raise UnsupportedError(f"tensor {name!r}: values must have one dimension at least, that of the rows")
     if not which.size and which.dtype.kind == "f":  # an empty list
         which = which.astype(np.int64)
+    if (count := operator.index(rows)) < 0:
+        raise ValueError(f"tensor {name!r}: rows={count} is no number of rows")
     dtype = DType.from_numpy(given.dtype)
-    spec = TensorSpec(name, dtype, (operator.index(rows), *given.shape[1:]))
+    spec = TensorSpec(name, dtype, (count, *given.shape[1:]))
     known = session.specs.setdefault(name, spec)
     spec = known if known == spec else spec
     found = coalesce(spec, which, given if given.dtype == dtype.storage else given.view(dtype.storage))

@@ -359,18 +359,19 @@ def step(samples: int | None = None) -> None:
 
 
 def stats() -> dict[str, Any]:
-    """What this process has done since it started; cheap enough to be called in every step.
+    """What this process has done since ``init()`` or the last ``resume()``; cheap enough to be called in every step.
 
     Returns:
         ``role`` (``"worker"``) and ``rank``; ``steps`` and ``samples`` as :func:`step` counted them; ``cpu_seconds``,
-        user and system time of all threads; ``messages``: a dict of ``sent`` and ``received``, the messages to and from
-        servers; ``transport``: a dict of ``shm`` and ``tcp``, how many servers are reached through shared memory and
-        over TCP (log lines at info say which, and why not otherwise); ``stages``: by name
+        user and system time of all threads since the process began; ``messages``: a dict of ``sent`` and ``received``,
+        the messages to and from servers; ``transport``: a dict of ``shm`` and ``tcp``, how many servers are reached
+        through shared memory and over TCP (log lines at info say which, and why not otherwise); ``stages``: by name
         (:mod:`byteps_py.telemetry.stages` says from where to where each goes) a dict of ``count``, how often it was
-        passed, and ``seconds`` in sum; ``staleness``, in asynchronous training: a dict of ``count``, the differences
+        passed, and ``seconds`` in sum; ``staleness`` of asynchronous training: a dict of ``count``, the differences
         that were added for this worker, and of ``mean`` and ``max``, the differences of others that each was computed
         without (a tensor of several partitions has one of each). All is the caller's own.
-        The stages are zero in a process that is a job of its own, and with ``BYTEPS_STAGE_TIMES=0``.
+        The stages are zero in a process that is a job of its own, and with ``BYTEPS_STAGE_TIMES=0``; the staleness is
+        in synchronous training.
     """
     return current().stats()
 

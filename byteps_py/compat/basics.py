@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
-import byteps_py
 from byteps_py import session as _session
-from byteps_py.errors import UnsupportedError
+from byteps_py import suspension as _suspension
+from byteps_py.suspension import suspend
 from byteps_py.version import package_version
 
-__all__ = ["BytePSBasics", "forward", "init", "resume", "suspend"]
+__all__ = ["BytePSBasics", "init", "resume", "suspend"]
 
 _log = logging.getLogger("byteps_py.compat")
 
@@ -27,38 +26,21 @@ def init(lazy: bool = True) -> None:
         _log.info("byteps resolves to byteps_py %s", package_version())
 
 
-def suspend() -> None:
-    """``byteps_py.suspend()``.
-
-    Raises:
-        UnsupportedError: this byteps_py has none.
-    """
-    forward(byteps_py, "suspend")
-
-
 def resume(num_workers: int, num_servers: int, global_rank: int, context: object = None) -> None:
-    """``byteps_py.resume()``; ``context`` is taken and not needed.
+    """:func:`byteps_py.resume`, but ``num_workers`` counts machines always, as in BytePS.
+
+    So scripts may pass ``DMLC_NUM_WORKER``.  Where all workers of a job run on one machine, which ``byteps_py.resume``
+    counts as processes, each machine stands for as many processes as ``bpslaunch -n N`` has started.  ``context`` is
+    taken and not needed.
 
     Raises:
-        UnsupportedError: this byteps_py has none.
+        BytePSError: as :func:`byteps_py.resume`.
     """
     del context
-    forward(byteps_py, "resume", num_workers, num_servers, global_rank)
-
-
-def forward(home: Any, name: str, *arguments: Any) -> None:
-    """Call a function that ``home`` may have, ``byteps_py`` or a plugin of it.
-
-    Raises:
-        UnsupportedError: it has none of that name.
-    """
-    function = getattr(home, name, None)
-    if function is None:
-        raise UnsupportedError(
-            f"{name}() is not there in byteps_py {package_version()}: save a checkpoint, and start the job anew with "
-            "other numbers"
-        )
-    function(*arguments)
+    lineage = _session.holder.suspended
+    if lineage is not None and lineage.settings is not None and lineage.counts_processes:
+        num_workers = int(num_workers) * lineage.settings.local_size
+    _suspension.resume(num_workers, num_servers, global_rank)
 
 
 class BytePSBasics:
@@ -80,8 +62,8 @@ class BytePSBasics:
         _session.shutdown()
 
     def suspend(self) -> None:
-        """See :func:`suspend`."""
-        suspend()
+        """See :func:`byteps_py.suspend`."""
+        _suspension.suspend()
 
     def resume(self, num_workers: int, num_servers: int, global_rank: int, context: object = None) -> None:
         """See :func:`resume`."""

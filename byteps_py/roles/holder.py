@@ -60,7 +60,12 @@ class Holder(Generic[_S]):
     @property
     def is_suspended(self) -> bool:
         """Whether this process has called ``suspend()``, and not ``resume()``."""
-        return self._suspended is not None and self._pid == os.getpid()
+        return self.suspended is not None
+
+    @property
+    def suspended(self) -> Lineage | None:
+        """The lineage of a process that :attr:`is_suspended`; None of others."""
+        return self._suspended if self._pid == os.getpid() else None
 
     def current(self) -> _S:
         """The session of this process.

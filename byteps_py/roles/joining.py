@@ -158,6 +158,11 @@ def rejoin(lineage: Lineage, num_workers: int, num_servers: int, global_rank: in
     if first is not None:  # the place that it was started at may lie beyond the new numbers
         changed |= {"BYTEPS_FORCE_DISTRIBUTED": "1", "DMLC_WORKER_ID": "", "BYTEPS_LOCAL_RANK": ""}
     settings = read(WorkerSettings, changed)
+    if first is None and settings.is_asynchronous:  # what it has made averages gradients
+        raise SettingsError(
+            "BYTEPS_ENABLE_ASYNC=1: this process was a job of its own, which trains synchronously, and cannot go on "
+            "asynchronously with others: set BYTEPS_FORCE_DISTRIBUTED=1 from the start, or unset BYTEPS_ENABLE_ASYNC"
+        )
     source.update(wanted)
     if first is None:
         lineage.settings = settings

@@ -91,7 +91,8 @@ def coalesce(spec: TensorSpec, indices: npt.NDArray[Any], values: npt.NDArray[An
         )
     if len(indices) and not (int(indices.min()) >= 0 and int(indices.max()) < spec.shape[0]):
         outside = int(indices.min()) if int(indices.min()) < 0 else int(indices.max())
-        raise ValueError(f"{what} has the rows 0 to {spec.shape[0] - 1}, and not row {outside}")
+        known = f"the rows 0 to {spec.shape[0] - 1}" if spec.shape[0] else "no rows"
+        raise ValueError(f"{what} has {known}, and not row {outside}")
     places = indices.astype(np.int64)
     if bool(np.all(places[1:] > places[:-1])):
         return Rows(places, np.array(values, order="C"))

@@ -235,7 +235,7 @@ def CrossBarrier(
     it reads by other ways. ``model.state_dict()``, ``model.load_state_dict()``, a forward pass in evaluation mode, and
     the optimizer's ``state`` and ``state_dict()`` wait for all. Before parameters are read or written outside the
     model's modules by references or aliases made before ``step()``, call ``synchronize()``, and also before
-    ``shutdown()``. Where a module is compiled or scripted, ``step()`` itself waits for all.
+    ``shutdown()``. Where a module is compiled or scripted, ``step()`` itself waits for all. Gradients must be dense.
 
     The optimizer keeps its state, its groups and its class, as with :func:`~byteps_py.torch.DistributedOptimizer`. All
     workers must make their optimizers in the same order.
@@ -257,7 +257,7 @@ def CrossBarrier(
         ValueError: the optimizer is distributed already, or its parameters are; names are missing or doubled.
         TypeError: that is no module, or no optimizer.
         UnsupportedError: an optimizer that needs more than one parameter at a time, or one with hooks of its step;
-            a parameter's dtype cannot be pushed.
+            a parameter's dtype cannot be pushed; or training is asynchronous (``BYTEPS_ENABLE_ASYNC=1``).
         NotInitializedError: ``init()`` has not been called.
     """
     del num_steps

@@ -145,7 +145,7 @@ class GradientExchange:
             pushed = [each for each in self._slots.values() if each.push is not None and self._is_lost(each)]
             if any(each.push is not None and each.push.pending is not None for each in pushed):
                 self._take_gathered()
-                forget(pushed, self.ending)
+                forget(self._slots.values(), pushed, self._passes, self.ending)
         return session
 
     def _is_lost(self, slot: Slot) -> bool:

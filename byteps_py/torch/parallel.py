@@ -167,10 +167,11 @@ class DistributedDataParallel(nn.Module):
     """A module that trains on gradients averaged over all workers, with any optimizer of torch.
 
     At construction, and between ``resume()`` and the first forward pass for training, parameters and buffers become
-    those of worker 0. When ``backward()`` returns, ``.grad`` of every
-    parameter is the average over the workers; a parameter that got no gradient here counts as zero, and one that got
-    none anywhere keeps ``grad`` None. Gradients are pushed while the backward pass is still running. What a worker had
-    accumulated before (under :meth:`no_sync`) is averaged too.
+    those of worker 0. When ``backward()`` returns, ``.grad`` of every parameter is the average over the workers; a
+    parameter that got no gradient here counts as zero, and one that got none anywhere keeps ``grad`` None. Sparse
+    gradients, as of ``nn.Embedding(sparse=True)``, travel as rows and have sparse averages. Gradients are pushed
+    while the backward pass is still running. What a worker had accumulated before (under :meth:`no_sync`) is averaged
+    too.
 
     Every worker must run as many backward passes that reach parameters of the module; a worker whose pass reaches
     none calls :meth:`synchronize`. One thread trains; any may run forward passes in evaluation mode. A copy or a
@@ -187,7 +188,8 @@ class DistributedDataParallel(nn.Module):
 
     Raises:
         ValueError: the parameters are averaged already; there are several ``device_ids``; the module lies elsewhere.
-        UnsupportedError: a parameter's dtype cannot be pushed, or its shape is not known yet; it is named.
+        UnsupportedError: a parameter's dtype cannot be pushed, or its shape is not known yet; it is named. Or training
+            is asynchronous (``BYTEPS_ENABLE_ASYNC=1``).
         AgreementError: the workers' modules differ.
         NotInitializedError: ``init()`` has not been called.
     """

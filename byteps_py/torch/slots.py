@@ -205,14 +205,22 @@ def begin_anew(slots: Iterable[Slot]) -> None:
             slot.last_step = -1
 
 
-def forget(slots: Sequence[Slot], ending: str) -> NoReturn:
+def forget(slots: Iterable[Slot], pushed: Sequence[Slot], passes: int, ending: str) -> NoReturn:
     """Pushes of an earlier generation of the job, which are over: nobody waits for what is left to be done with them.
 
+    Args:
+        slots: all of the exchange; their ``passes`` are to come again.
+        pushed: those whose gradients were on their way.
+        passes: of one exchange.
+        ending: what should have been called before.
+
     Raises:
-        BytePSError: always; ``ending`` is what should have been called before.
+        BytePSError: always.
     """
-    names = some([each.label for each in slots])
-    attempt(slots, wait)
+    names = some([each.label for each in pushed])
+    attempt(pushed, wait)
+    for slot in slots:
+        slot.remaining = passes
     raise BytePSError(
         f"suspend() was called when a backward pass had begun to push the gradients of {names}: call it after "
         f"{ending}; clear the gradients to go on"

@@ -419,6 +419,53 @@ print('done')
 def test_an_optimizer_goes_on_in_a_new_generation(tmp_path: Path) -> None:
     """The servers hold nothing then, and begin with what worker 0 had last."""
     pytest.importorskip("torch", reason="torch is not installed")
-    with running(tmp_path, SUSPENDED, **ASYNC) as made:
+    with running(tmp_path, SUSPENDED, **ASYNC, BYTEPS_LOG_LEVEL="info") as made:
         assert set(made.wait(90).values()) == {0}, made.everything()
+        told = [made.output(f"worker{rank}").count("staleness of 4 differences") for rank in range(2)]
+        assert told == [2, 2], made.everything()  # of each generation
         assert all("done" in made.output(f"worker{rank}") for rank in range(2)), made.everything()
+
+
+SPARSE = """
+import torch
+import byteps_py.torch as tbps
+from torch import nn
+
+def table_of(kind, **options):
+    table = nn.Embedding(6, 2, sparse=True)
+    with torch.no_grad():
+        table.weight.fill_(8.0 + bps.rank())
+    optimizer = tbps.DistributedOptimizer(kind(table.parameters(), **options), table.named_parameters())
+    return table, optimizer
+
+def look(table, optimizer):
+    bps.barrier()
+    optimizer.zero_grad()
+    optimizer.step()
+    return table.weight.detach()
+
+# Each worker has rows of its own, one that both have, and one of them has a row twice.
+table, optimizer = table_of(torch.optim.SGD, lr=1.0)
+for number in range(2):
+    optimizer.zero_grad()
+    table(torch.tensor([bps.rank(), 3, 3][: 3 - bps.rank()])).sum().backward()
+    assert table.weight.grad.is_sparse
+    optimizer.step()
+wanted = torch.full((6, 2), 8.0)
+wanted[:2] -= 2
+wanted[3] -= 2 * (2 + 1)
+assert torch.equal(look(table, optimizer), wanted), table.weight
+
+table, optimizer = table_of(torch.optim.SparseAdam, lr=0.5)
+table(torch.tensor([bps.rank()])).sum().backward()
+optimizer.step()
+found = look(table, optimizer)
+assert torch.allclose(found[:2], torch.tensor(7.5)) and torch.equal(found[2:], torch.full((4, 2), 8.0)), found
+print('done')
+"""
+
+
+def test_sparse_gradients_move_their_rows_only(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    with running(tmp_path, SPARSE, **ASYNC) as made:
+        assert set(made.wait(60).values()) == {0}, made.everything()

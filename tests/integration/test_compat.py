@@ -17,7 +17,6 @@ from tests.helpers.documents import run
 from tests.helpers.jobs import free_port, job
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
-needs_suspend = pytest.mark.skipif(not hasattr(byteps_py, "suspend"), reason="byteps_py cannot suspend")
 
 LAUNCH = [sys.executable, "-m", "byteps_py.launcher", "--compat"]
 COMPAT = [sys.executable, "-m", "byteps_py.compat"]
@@ -55,7 +54,6 @@ def test_a_script_runs_to_the_end(script: str, words: tuple[str, ...], tmp_path:
 
 
 @needs_torch
-@needs_suspend
 def test_a_script_that_suspends_and_resumes(tmp_path: Path) -> None:
     with job(tmp_path) as made:
         made.scheduler()
@@ -65,6 +63,11 @@ def test_a_script_that_suspends_and_resumes(tmp_path: Path) -> None:
         assert set(made.wait(100).values()) == {0}, made.everything()
         for index in range(2):
             assert f"done {index} 2\n" in made.output(f"worker{index}")
+
+
+@needs_torch
+def test_a_script_that_resumes_with_its_number_of_machines_keeps_the_workers_of_its_launch(tmp_path: Path) -> None:
+    launched("elastic.py", tmp_path)  # DMLC_NUM_WORKER is 1 there
 
 
 @needs_torch

@@ -245,6 +245,26 @@ def test_wrong_order_of_calls(tmp_path: Path) -> None:
     ]
 
 
+def test_who_was_alone_cannot_go_on_asynchronously() -> None:
+    """Its optimizers average gradients, and those of the others would push differences."""
+    body = (
+        "import byteps_py as bps, os\n"
+        "bps.init()\n"
+        "bps.suspend()\n"
+        "os.environ.update(DMLC_PS_ROOT_URI='127.0.0.1', DMLC_PS_ROOT_PORT='9', DMLC_ROLE='worker')\n"
+        "os.environ.update(BYTEPS_ENABLE_ASYNC='1', BYTEPS_START_TIMEOUT='5')\n"
+        "try: bps.resume(2, 1)\n"
+        "except bps.SettingsError as error: print(error)\n"
+        "bps.resume(1, 0)\n"
+        "print(bps.size())\n"
+    )
+    run = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, timeout=60, check=True)
+    said = run.stdout.splitlines()
+    assert "this process was a job of its own, which trains synchronously" in said[0]
+    assert "BYTEPS_FORCE_DISTRIBUTED=1" in said[0]
+    assert said[1:] == ["1"]
+
+
 @needs_torch
 def test_a_launch_of_which_one_worker_ends_and_two_go_on() -> None:
     command = [sys.executable, "-m", "byteps_py.launcher", "-n", "3", "-s", "2", "--", sys.executable, str(SCRIPT)]
@@ -335,14 +355,15 @@ def test_suspending_before_the_step_is_told(tmp_path: Path) -> None:
     body = (
         "import torch, byteps_py.torch as bps\n"
         "model = torch.nn.Linear(1100, 1000)\n"  # more than is gathered before it is pushed
-        "optimizer = bps.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())\n"
-        "model(torch.ones(1, 1100)).sum().backward()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "optimizer = bps.DistributedOptimizer(optimizer, model.named_parameters(), backward_passes_per_step=2)\n"
+        "for _ in range(2): model(torch.ones(1, 1100)).sum().backward()\n"
         "bps.suspend()\n"
         "bps.resume(2, 1)\n"
         "try: optimizer.step()\n"
         "except bps_numpy.BytePSError as error: print(error)\n"
-        "optimizer.zero_grad()\n"
-        "model(torch.ones(1, 1100)).sum().backward()\n"
+        "model.zero_grad()\n"
+        "for _ in range(2): model(torch.ones(1, 1100)).sum().backward()\n"
         "optimizer.step()\n"
         "print('done')\n"
     )

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import sparse
 from tests.helpers.examples import launch
-from tests.helpers.jobs import job
+from tests.helpers.jobs import job, running
 from tests.integration.test_local_reduce import start
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -206,3 +206,51 @@ def test_the_example_learns_and_ends_as_with_dense_gradients() -> None:
     assert [each["sparse"] for each in results] == [True, False]
     assert results[0]["params_sha256"] == results[1]["params_sha256"]
     assert results[0]["last_loss"] < 0.9 * results[0]["first_loss"]
+
+
+RESUMED = """
+import byteps_py.torch as bpt
+from byteps_py.torch.cross_barrier import CrossBarrier
+from byteps_py.torch.parallel import DistributedDataParallel
+import torch
+from torch import nn
+
+def table():
+    return nn.Embedding(50, 4, sparse=True)
+
+mine, wrapped, barred = table(), DistributedDataParallel(table()), table()
+optimizer = bpt.DistributedOptimizer(torch.optim.SparseAdam(mine.parameters()), mine.named_parameters(), arena=True)
+barrier = CrossBarrier(barred, torch.optim.SGD(barred.parameters(), lr=0.5))
+
+def train():
+    for module in (mine, wrapped):
+        module.zero_grad()
+        module(torch.tensor([bps.rank(), 7])).sum().backward()
+        if module is mine:
+            optimizer.step()
+        gradient = next(module.parameters()).grad
+        assert gradient.indices().tolist() == [[0, 1, 7]], gradient
+        assert gradient.values()[:, 0].tolist() == [0.5, 0.5, 1.0], gradient
+
+train()
+bps.suspend()
+bps.resume(2, 1)
+train()
+train()
+assert bpt.push_pull(torch.eye(2).to_sparse(1), average=False, name='t').to_dense().tolist() == [[2, 0], [0, 2]]
+try:
+    barred(torch.tensor([0])).sum().backward()
+    barrier.step()
+except TypeError as error:
+    assert "'weight'" in str(error) and 'only dense tensors are pushed' in str(error), error
+else:
+    raise AssertionError('a CrossBarrier has taken a sparse gradient')
+print('trained')
+"""
+
+
+@needs_torch
+def test_sparse_gradients_in_a_new_generation(tmp_path: Path) -> None:
+    with running(tmp_path, RESUMED) as made:
+        assert set(made.wait(90).values()) == {0}, made.everything()
+        assert all("trained" in made.output(f"worker{rank}") for rank in range(2)), made.everything()

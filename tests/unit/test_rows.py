@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import byteps_py
 from byteps_py.errors import RemoteProtocolError, UnsupportedError
 from byteps_py.roles.rows import Rows, check_room, coalesce, join_rows, pack_rows, received_rows, row_share
 from byteps_py.transport.base import Message
@@ -103,6 +104,17 @@ def test_what_are_no_rows_is_refused(indices: Any, values: Any, shape: tuple[int
 def test_a_row_that_is_not_there(index: int) -> None:
     with pytest.raises(ValueError, match=f"has the rows 0 to 9, and not row {index}"):
         coalesce(SPEC, np.array([3, index]), np.ones((2, 3), np.float32))
+
+
+def test_a_row_of_a_tensor_that_has_none() -> None:
+    with pytest.raises(ValueError, match="'x' has no rows, and not row 0"):
+        coalesce(TensorSpec("x", DType.FLOAT32, (0, 3)), np.array([0]), np.ones((1, 3), np.float32))
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_number_of_rows_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="tensor 'x': rows=-5 is no number of rows"):
+        byteps_py.push_pull_rows([0], np.ones((1, 2), np.float32), -5, "x")
 
 
 def test_partitions_whose_rows_no_message_could_carry() -> None:

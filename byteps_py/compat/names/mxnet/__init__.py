@@ -23,10 +23,10 @@ from byteps_py.mxnet import (
     size,
     stats,
     step,
+    suspend,
 )
 
 from . import compression, ops  # under the name of this package, whichever that is
-from .ops import suspend
 
 __all__ = [
     "Compression",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from byteps_py import mxnet as _plugin
-from byteps_py.compat.basics import forward, init, resume
-from byteps_py.mxnet.engine import shutdown
+from byteps_py.compat.basics import init, resume
+from byteps_py.mxnet.engine import shutdown, suspend
 from byteps_py.mxnet.ops import byteps_declare_tensor, byteps_push_pull
 from byteps_py.session import get_pushpull_speed, local_rank, local_size, rank, size
 
@@ -21,12 +20,3 @@ __all__ = [
     "size",
     "suspend",
 ]
-
-
-def suspend() -> None:
-    """``byteps_py.mxnet.suspend()``, which waits until all that was pushed is over.
-
-    Raises:
-        UnsupportedError: this byteps_py has none.
-    """
-    forward(_plugin, "suspend")
