@@ -152,6 +152,8 @@ def _our_scheduler(situation: Situation, job: JobSettings, hosts: Sequence[str])
     text = f"{name} has been taken by a scheduler of this job (pid {status.pid})"
     if status.state == "running":
         return [note(text, "leave it alone: its job is running; for a second job choose another DMLC_PS_ROOT_PORT")]
+    if status.state == "suspended":
+        return [note(text, "leave it alone: its job is suspended, and may be resumed with other numbers")]
     return [note(text, f"leave it alone if it waits for this job's processes; {stale}")]
 
 

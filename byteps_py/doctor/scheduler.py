@@ -80,8 +80,7 @@ def _judge_absence(situation: Situation) -> Iterator[Finding]:
 
 def is_another_job(job: JobSettings, status: Status) -> bool:
     """Whether a scheduler that says so is that of another job. Pure."""
-    own = (job.job_id, job.num_worker, job.num_server)
-    return own != (status.job_id, status.num_worker, status.num_server)
+    return status.job_id != job.job_id or bool(_differing_counts(job, status))
 
 
 def ask(address: str, port: int, timeout: float) -> Answer:
@@ -169,16 +168,14 @@ def _judge_job(job: JobSettings, where: str, status: Status, role: Role | None) 
             f"{who} belongs to job {status.job_id!r}, this process to job {job.job_id!r}",
             "set the same BYTEPS_JOB_ID everywhere, or another DMLC_PS_ROOT_PORT for the other job",
         )
-    for name, here, there in (
-        ("DMLC_NUM_WORKER", job.num_worker, status.num_worker),
-        ("DMLC_NUM_SERVER", job.num_server, status.num_server),
-    ):
-        if here != there:
-            yield problem(f"{name} is {here} here and {there} at the scheduler", "set the same value everywhere")
+    for name, here, there in _differing_counts(job, status):
+        yield problem(f"{name} is {here} here and {there} at the scheduler", "set the same value everywhere")
     counts = (
         f"{status.machines} of {count(status.num_worker, 'worker machine')} complete "
         f"({count(status.workers, 'process', 'processes')}), {status.servers} of {count(status.num_server, 'server')}"
     )
+    if status.state == _SUSPENDED:
+        counts = f"{count(status.servers, 'server')} in reserve"
     text = f"{who} answers; its job {status.job_id!r} is {status.state}, {seconds:.0f} s after its start: {counts}"
     facts = {
         "job_id": status.job_id,
@@ -194,8 +191,20 @@ def _judge_job(job: JobSettings, where: str, status: Status, role: Role | None) 
     yield ok(text, **facts)
     if status.state == "ending":
         yield note("its job is ending: who comes now is too late", "start the job anew")
+    elif status.state == _SUSPENDED:
+        remedy = "have those that go on call resume(), and start newcomers with the numbers that they name there"
+        yield note(f"it waits for {status.missing}", remedy)
     elif status.missing:
         yield note(f"it waits for {status.missing}", "start what is missing, with the same DMLC_* variables")
+
+
+def _differing_counts(job: JobSettings, status: Status) -> list[tuple[str, int, int]]:
+    """Variables whose values differ here and at the scheduler; in a suspended job those that come next say them."""
+    compared = [
+        ("DMLC_NUM_WORKER", job.num_worker, status.num_worker),
+        ("DMLC_NUM_SERVER", job.num_server, status.num_server),
+    ]
+    return [] if status.state == _SUSPENDED else [each for each in compared if each[1] != each[2]]
 
 
 def describe_job(job: JobSettings | Status) -> str:
@@ -232,6 +241,7 @@ def compare_software(own: Software, theirs: Sequence[Software]) -> Iterator[Find
 
 
 _HERE = "this host"
+_SUSPENDED = "suspended"
 _HARMLESS = ("Python", "numpy")
 _SAME = "install the same version everywhere"
 

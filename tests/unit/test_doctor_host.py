@@ -8,9 +8,11 @@ import resource
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from byteps_py.doctor import limits as limits_module
+from byteps_py.doctor import ports
 from byteps_py.doctor.cgroups import cpu_quota, groups, pids_left
 from byteps_py.doctor.cores import Demand, check_cores, demands, judge_cores, judge_load, judge_threads, judge_together
 from byteps_py.doctor.findings import Finding, Severity
@@ -25,6 +27,7 @@ from byteps_py.role import Role
 from byteps_py.settings import JobSettings, ServerSettings, WorkerSettings
 from byteps_py.transport import listening
 from byteps_py.transport.resolve import is_local
+from tests.helpers.messages import CONTROL
 
 JOB = {"num_worker": 2, "num_server": 2, "root_uri": "127.0.0.1", "root_port": 9000}
 GB = 10**9
@@ -234,6 +237,15 @@ class TestPorts:
         assert severities(found)[:2] == ["problem", "problem"]
         assert f"DMLC_PORT: port {port} on 127.0.0.1 is in use by process {os.getpid()} of user" in found[0].text
         assert f"BYTEPS_PORT_RANGE={port}-{port} has 0 free of 1 tried port: {port} by process" in found[1].text
+
+    def test_the_scheduler_of_a_suspended_job_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        status = msgspec.structs.replace(CONTROL["status"], job_id="0", state="suspended", num_worker=7)
+        monkeypatch.setattr(ports, "_status", lambda *_, **__: status)
+        with socket.create_server(("127.0.0.1", 0)) as held:
+            job = JobSettings(**{**JOB, "root_port": held.getsockname()[1]})  # type: ignore[arg-type]
+            found, *_ = check_ports(Situation({}, Role.SCHEDULER, job))
+        assert found.severity is Severity.NOTE
+        assert found.remedy == "leave it alone: its job is suspended, and may be resumed with other numbers"
 
     def test_only_addresses_of_the_role_count(self) -> None:
         with socket.create_server(("127.0.0.2", 0)) as held:

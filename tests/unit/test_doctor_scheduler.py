@@ -17,7 +17,7 @@ from byteps_py.doctor.address import interface_of, judge, judge_name
 from byteps_py.doctor.findings import Finding
 from byteps_py.doctor.inquiry import EXCHANGES, Answer, Exchange, best_clock, inquire
 from byteps_py.doctor.loading import Loaded, Loader
-from byteps_py.doctor.scheduler import compare_software, judge_answer, judge_probes, own_software
+from byteps_py.doctor.scheduler import compare_software, is_another_job, judge_answer, judge_probes, own_software
 from byteps_py.settings import JobSettings
 from byteps_py.transport.loopback import LoopbackNetwork
 from byteps_py.transport.probe import Finding as Probed
@@ -165,6 +165,22 @@ class TestAnswers:
         assert clock.severity.value == "note"
         assert "3600500.0 ms behind" in clock.text
         assert clock.facts == {"offset_s": -3600.5, "bound_s": 0.5}
+
+    @pytest.mark.parametrize("role", [None, Role.SCHEDULER, Role.WORKER])
+    def test_a_suspended_job_goes_on_with_whatever_numbers(self, role: Role | None) -> None:
+        assert isinstance(STATUS, Status)
+        missing = "the workers, of which none has called resume() yet"
+        suspended = msgspec.structs.replace(
+            STATUS, state="suspended", num_worker=4, num_server=3, servers=3, missing=missing
+        )
+        found = list(judge_answer(JOB, "head:9000", Answer(suspended), role))
+        assert [each.severity.value for each in found] == ["ok", "note"]
+        assert found[0].text.endswith("its job 'digits' is suspended, 5 s after its start: 3 servers in reserve")
+        assert found[1].text == f"it waits for {missing}"
+        assert "call resume()" in found[1].remedy
+        assert not is_another_job(JOB, suspended)
+        assert is_another_job(JOB, msgspec.structs.replace(suspended, job_id="else"))
+        assert is_another_job(JOB, msgspec.structs.replace(suspended, state="running"))
 
     def test_another_job(self) -> None:
         assert isinstance(STATUS, Status)
