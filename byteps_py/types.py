@@ -159,12 +159,12 @@ class Operation(enum.IntEnum):
     SEED = 4
     """The same; and the servers hold it from then on, for DIFFERENCE. In asynchronous training only."""
     DIFFERENCE = 5
-    """The contribution is added to what the servers hold, which is the result as it is then: nobody waits for others,
+    """The contribution is added to what the servers hold, which is the result as it is then. Nobody waits for others,
     and rounds are counted for each worker by itself."""
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether the servers hold the tensor; see :mod:`byteps_py.core.parameters`."""
+        """Whether the servers hold the tensor; see ``byteps_py/core/parameters.py``."""
         return self >= Operation.SEED
 
 
