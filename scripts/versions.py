@@ -3,7 +3,7 @@ oldest dependencies that pyproject.toml allows, NumPy 1.23.5 among them.
 
 The Python of the environment that this runs in is left out: `make test` has it; so is the one that has the oldest
 dependencies. Only the latter run all tests; the others run those in which one version may do something differently, and
-a few whole jobs.
+a few whole jobs; those between the oldest and the newest only the jobs.
 
 One wheel is installed in a virtual environment for each, so one wheel must be enough. The tests run from a copy of the
 tree in which nothing was ever compiled, so that they cannot import anything but what is installed. The environments
@@ -53,6 +53,8 @@ _NOT_THERE = (
 """Tests of what does not depend on Python: the system, the network, the clock, the documentation, benchmarks."""
 _ONCE = ("fuzz", "contract/test_kernels.py", "integration/test_[!j]*.py")
 """Beyond those, tests that run with the oldest dependencies only; of whole jobs, ``test_jobs.py`` is left."""
+_BETWEEN = ("unit", "contract")
+"""Beyond those, tests that only the oldest and the newest Python run."""
 _VERSIONS = "import importlib.metadata as m; print(' '.join(m.version(x) for x in ('numpy', 'pyzmq', 'msgspec')))"
 _TEST_SECONDS = 900.0
 
@@ -92,7 +94,7 @@ def main(arguments: list[str]) -> int:
         runs = Runs(Path(folder), arguments)
         oldest = next((found[each] for each in PYTHONS_OF_THE_OLDEST if each in found), None)
         others = [each for each in pythons.values() if each is not oldest]
-        outcomes += [runs.run(each) for each in others]
+        outcomes += [runs.run(each, left_out=_BETWEEN if each is not others[-1] else ()) for each in others]
         if oldest is None:
             missing = " nor ".join(PYTHONS_OF_THE_OLDEST)
             outcomes.append(Outcome("oldest dependencies", "", f"skipped: neither Python {missing} is here", True))
@@ -180,14 +182,15 @@ class Runs:
         pip("wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(folder), str(source))
         (self.wheel,) = folder.glob("*.whl")
 
-    def run(self, python: Interpreter, *, oldest: bool = False) -> Outcome:
-        """Run the tests on one Python: fewer of them, or, ``oldest``, all with the oldest dependencies."""
+    def run(self, python: Interpreter, *, oldest: bool = False, left_out: tuple[str, ...] = ()) -> Outcome:
+        """Run the tests on one Python: fewer of them, without ``left_out``, or, ``oldest``, all with the oldest
+        dependencies."""
         title = python.version + (" oldest" if oldest else "")
         print(f"Python {title} ({python.path}):", end=" ", flush=True)
         environment = self._environment(python, ENVIRONMENTS / title.replace(" ", "-"), oldest=oldest)
         libraries = _output(str(environment / "bin" / "python"), "-I", "-c", _VERSIONS)
         started = time.monotonic()
-        status, output = self._test(environment, (*_NOT_THERE, *(() if oldest else _ONCE)))
+        status, output = self._test(environment, (*_NOT_THERE, *left_out, *(() if oldest else _ONCE)))
         summary = re.sub(r" in [0-9.]+s.*", "", output.rstrip().rpartition("\n")[2].strip("= "))
         result = f"{summary} in {time.monotonic() - started:.0f} s"
         print(result if status == 0 else f"FAILED\n\n{shorten(output)}\nPython {title}: {result}", flush=True)
