@@ -96,8 +96,9 @@ def test_a_failure_anywhere_is_the_exit_status(versions: ModuleType, monkeypatch
         def __init__(self, folder: Path, arguments: list[str]) -> None:
             assert arguments == ["-k", "x"]
 
-        def run(self, python: Any, *, oldest: bool = False) -> object:
+        def run(self, python: Any, *, oldest: bool = False, left_out: tuple[str, ...] = ()) -> object:
             ran.append((python.minor, oldest))
+            shorter.append(bool(left_out))
             return versions.Outcome("3", "", "", ok=not (oldest and failing))
 
     monkeypatch.setattr(versions, "Runs", Runs)
@@ -108,8 +109,10 @@ def test_a_failure_anywhere_is_the_exit_status(versions: ModuleType, monkeypatch
     minors.remove(own)
     for failing in (False, True):
         ran: list[tuple[str, bool]] = []
+        shorter: list[bool] = []
         assert versions.main(["-k", "x"]) == failing
         assert ran == [*[(each, False) for each in minors if each != "3.10"], ("3.10", True)]
+        assert shorter == [True] * (len(ran) - 2) + [False, False]  # all that are between the oldest and the newest
 
 
 def test_what_failed_is_not_buried_under_what_was_skipped(versions: ModuleType) -> None:
