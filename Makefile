@@ -20,8 +20,9 @@ help: ## show this list
 demo: $(STAMP) ## train a small network on handwritten digits: a scheduler, a server and two workers
 	$(BIN)/bpslaunch -n 2 -s 1 -- $(BIN)/python examples/torch_digits.py --epochs 5 --seed 1
 
+# Where four run at a time on two cores, importing torch alone takes a worker ten seconds.
 test: $(STAMP) ## run the tests
-	$(BIN)/python -m pytest -n 4 $(ARGS)
+	$(BIN)/python -m pytest -n 4 --timeout 240 $(ARGS)
 
 test-mxnet: $(STAMP) ## run the tests of the MXNet plugin, in an environment of its own
 	$(BIN)/python scripts/mxnet_environment.py

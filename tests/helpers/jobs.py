@@ -136,7 +136,7 @@ class Job:
         self.processes[name].send_signal(signal.SIGKILL)
         self.processes[name].wait(10)
 
-    def wait(self, timeout: float = 60.0) -> dict[str, int]:
+    def wait(self, timeout: float = 100.0) -> dict[str, int]:
         """Exit status of every process; all must end within ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         for name, process in self.processes.items():
