@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import sparse
 from tests.helpers.examples import launch
 from tests.helpers.jobs import job, running
 from tests.integration.test_local_reduce import start
@@ -67,16 +66,6 @@ def test_the_bits_are_those_of_dense_tensors(sizes: tuple[int, ...], environ: di
         assert set(made.wait(100).values()) == {0}, made.everything()
         found = {re.findall(r"the bits are (\w+)", made.output(f"worker{rank}"))[0] for rank in range(4)}
         assert len(found) == 1, made.everything()
-
-
-@pytest.mark.slow
-def test_an_embedding_of_a_million_rows_takes_three_percent_of_the_bytes_at_most() -> None:
-    found = sparse.measure(1_000_000, 64, 0.01, 1, "auto")  # which compares the results bit by bit, too
-    assert found["bytes_ratio"] <= 0.03
-    for direction in ("sent", "received"):
-        assert found["rows"][direction] <= 0.03 * found["dense"][direction]
-    assert found["rows"]["sent"] >= 10_000 * (64 * 4 + 8), "all rows were counted"
-    assert found["dense"]["sent"] >= 256_000_000, "all elements were counted"
 
 
 DUPLICATES = """
