@@ -33,7 +33,7 @@ from byteps_py.roles.pending import Pending
 from byteps_py.torch.agreement import Agreement
 from byteps_py.torch.claims import check_kept, claim
 from byteps_py.torch.generation import Generation
-from byteps_py.torch.names import check_names, fill_names, some
+from byteps_py.torch.names import add_names, check_names, fill_names
 from byteps_py.torch.tensors import as_array, check_dense, check_writable, to_tensor, wire_tag
 from byteps_py.types import Operation, TensorSpec
 
@@ -109,13 +109,7 @@ class ParameterExchange:
         Raises:
             ValueError: names are missing, doubled (also with earlier ones) or malformed.
         """
-        names = check_names(named_parameters, [group])
-        used = set(self._names.values())
-        taken = [label for parameter, label in names.items() if label in used and self._names.get(parameter) != label]
-        if taken:
-            raise ValueError(f"other parameters of this optimizer are called {some(taken)} already; add a prefix")
-        for parameter, label in names.items():
-            self._names.setdefault(parameter, label)
+        add_names(self._names, named_parameters, group)
 
     def give_up(self, parameters: Sequence[torch.Tensor]) -> None:
         """A later exchange has ``parameters`` from now on."""

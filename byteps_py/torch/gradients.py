@@ -39,7 +39,7 @@ from byteps_py.torch.claims import check_kept, claim, release
 from byteps_py.torch.compression import Compressor
 from byteps_py.torch.generation import Generation
 from byteps_py.torch.homes import Home
-from byteps_py.torch.names import check_names, fill_names, some
+from byteps_py.torch.names import add_names, check_names, fill_names, some
 from byteps_py.torch.rows import is_sparse
 from byteps_py.torch.slots import (
     Push,
@@ -190,13 +190,7 @@ class GradientExchange:
         Raises:
             ValueError: names are missing, doubled (also with earlier ones) or malformed.
         """
-        names = check_names(named_parameters, [group])
-        used = set(self._names.values())
-        taken = [label for parameter, label in names.items() if label in used and self._names.get(parameter) != label]
-        if taken:
-            raise ValueError(f"other parameters of this optimizer are called {some(taken)} already; add a prefix")
-        for parameter, label in names.items():
-            self._names.setdefault(parameter, label)
+        add_names(self._names, named_parameters, group)
 
     def set_passes(self, passes: int) -> None:
         """Change the number of backward passes of one exchange, and count anew.

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["check_names", "fill_names", "some"]
+__all__ = ["add_names", "check_names", "fill_names", "some"]
 
 
 def check_names(
@@ -42,6 +42,28 @@ def check_names(
             "name all of them, or none"
         )
     return names
+
+
+def add_names(
+    names: dict[torch.Tensor, str], named_parameters: Iterable[tuple[str, torch.Tensor]], group: dict[str, Any]
+) -> None:
+    """Name the parameters of a group before it is added.
+
+    Args:
+        names: filled in place; nothing is added to them after an error.
+        named_parameters: what the user gave.
+        group: all of its parameters must be named.
+
+    Raises:
+        ValueError: names are missing, doubled (also with earlier ones) or malformed.
+    """
+    added = check_names(named_parameters, [group])
+    used = set(names.values())
+    taken = [label for parameter, label in added.items() if label in used and names.get(parameter) != label]
+    if taken:
+        raise ValueError(f"other parameters of this optimizer are called {some(taken)} already; add a prefix")
+    for parameter, label in added.items():
+        names.setdefault(parameter, label)
 
 
 def fill_names(names: dict[torch.Tensor, str], groups: Sequence[dict[str, Any]]) -> None:
